@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from tests.tiny import VOCABULARY, tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]
 PAPER = ROOT / "examples" / "paper"
+COMMANDS = re.findall(r"`evalkit ((?:table|figure) \w.*?)`", (ROOT / "docs" / "paper.md").read_text("utf-8"))
+"""Those of the page's table."""
 QUOTED = {"tinyllama", "cosmo"}
 """Rows whose numbers the paper takes from other reports."""
 FIGURES = {"bos", "categories", "entropy", "negative"}
@@ -79,6 +82,12 @@ def test_benchmarks_run_on_the_models_that_need_them(study: Study) -> None:
     assert {*study.figures} >= FIGURES
     assert {*study.figures["bos"]} == {*study.figures["categories"]} == on["longbench"]
     assert {*study.figures["entropy"]} == {name for name in models_in(study, "anly_rank_main") if "125m" in name}
+
+
+def test_the_page_has_every_table_and_figure() -> None:
+    words = [command.split() for command in COMMANDS]
+    assert sorted(name for kind, name, *_ in words if kind == "table") == layout_names()
+    assert sorted(name for kind, name, *_ in words if kind == "figure") == sorted(FIGURES)
 
 
 def test_the_trainings_are_of_the_studys_models(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +164,8 @@ def test_a_tiny_version_fills_every_table_and_figure(
         assert published.keys() == filled.keys(), name
         empty = {key for key, text in filled.items() if not text and published[key]}
         assert {row for row, _ in empty} <= QUOTED, (name, empty)
+    for command in COMMANDS:
+        evalkit(*command.split(), "--study", given)
     evalkit("table", "--all", "--study", given, "--format", "latex", "-o", "tables")
     evalkit("figure", "--all", "--study", given, "-o", "figures")
     drawn = {path.stem for path in (tmp_path / "figures").glob("*.pdf")}

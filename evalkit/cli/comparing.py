@@ -134,9 +134,10 @@ def figure(
     """Draw finished runs of evalkit attention: the paper's figures and others. NAME is one of evalkit figure --list.
 
     RUNS are run folders, or ids, names or checkpoints of runs in results/runs or EVALKIT_OUTPUT (evalkit ls runs). With
-    --study they are names of its checkpoints, NAME or NAME@STEP; without any, all that are finished. The drawn numbers
-    are written beside the figure as .csv, shares as fractions. Notes below the figure state what lines and bands are
-    means and deviations of, and in what the runs differ besides their models.
+    --study they are names of its checkpoints, NAME or NAME@STEP; without any, those of the figure under the study's
+    `figures`, or all that are finished. The drawn numbers are written beside the figure as .csv, shares as fractions.
+    Notes below the figure state what lines and bands are means and deviations of, and in what the runs differ besides
+    their models.
 
     \b
     evalkit figure entropy RUN_A RUN_B -o entropy.pdf              and entropy.csv

@@ -264,15 +264,15 @@ class StudyFolders:
         given, pattern = pattern, _with_variables(pattern)
         if not is_pattern(pattern, folder):
             return [(given, False)]
-        found = {*matching(pattern, folder)}
-        if model or not found:
+        folders = {*matching(pattern, folder)}
+        if model or not folders:
             prefix, patterns = f"{model.rstrip('/')}/" if model else "", pattern.split("/")
             for recorded in self.recorded:
                 parts = recorded.removeprefix(prefix).split("/")
                 # Folder by folder, as a shell matches
                 is_inside = recorded.startswith(prefix) and len(parts) >= len(patterns)
                 if is_inside and all(map(fnmatchcase, parts, patterns)):
-                    found.add("/".join(parts[: len(patterns)]))
-        if not found:
+                    folders.add("/".join(parts[: len(patterns)]))
+        if not folders:
             raise UsageError(f"{where}: no folder in {folder.resolve()} matches '{pattern}'")
-        return [(name, True) for name in sorted(found, key=by_number)]
+        return [(name, True) for name in sorted(folders, key=by_number)]
