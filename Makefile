@@ -37,6 +37,8 @@ test-%: .venv/.ready
 
 # The environment is rebuilt when its requirements change
 .venv/.ready: pyproject.toml constraints.txt
+	@echo "Installing evalkit and its libraries into .venv with pip, silently: about 1 GB to download and 3 GB on disk, some"
+	@echo "minutes; on Linux PyTorch's CUDA libraries are several GB more (README.md: how to do without them)."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@

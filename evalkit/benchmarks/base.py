@@ -239,8 +239,8 @@ class Benchmark(ABC):
         """Yield the documents of a finished run as people read them, by task; no `tasks`: of all."""
         return iter(())
 
-    def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
-        """Return the figures of finished runs, each with a unique name."""
+    def figures(self, runs: Sequence[Run], names: Sequence[str], models: Sequence[str]) -> list[RunFigure]:
+        """Return the figures, with unique names, of finished runs; `models` are equal for seeds of one model."""
         return []
 
     def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:

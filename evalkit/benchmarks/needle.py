@@ -198,7 +198,7 @@ class Needle(generated.GeneratedBenchmark):
         ]
         return Report((table,), notes=notes, content=run_content(run), records=records)
 
-    def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+    def figures(self, runs: Sequence[Run], names: Sequence[str], models: Sequence[str]) -> list[RunFigure]:
         words = "Needles found in %, by length of the text and depth in it"
         return [
             RunFigure(f"heatmap-{run.manifest['id']}", f"{words}: {name}.", partial(draw_heatmap, run.stored))
@@ -236,7 +236,7 @@ def draw_heatmap(results: Mapping[str, Any], path: Path) -> None:
     axes.set_ylabel("depth of the needle in %")
     if shares.size <= _MOST_LABELLED:
         for (row, column), share in np.ndenumerate(shares):
-            colour = "black" if share > 0.6 else "white"
+            colour = "#111111" if share > 0.6 else "white"  # which pages leave as they are
             axes.text(column, row, percent(share, 0), ha="center", va="center", fontsize=8, color=colour)
     figure.colorbar(image, ax=axes, label="needles found in %", ticks=[0, 25, 50, 75, 100])
     save_figure(figure, path)

@@ -33,6 +33,8 @@ from evalkit.runs.traits import (
 )
 
 _ID_SHOWN = 7
+AVERAGE = "average"
+"""Name of the metric of an average over tasks."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class ListedRun:
     imported: bool = False
     """Whether it was imported from another program's log, which has no journal."""
     journal: bool = True
-    """Whether the journal exists; no table can be recomputed without it."""
+    """Whether the journal exists, from which a missing table is rebuilt."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -183,35 +185,36 @@ class Summarised(NamedTuple):
     """Why it is not finished, or what was left out."""
 
     def metrics(self) -> dict[str, Metric]:
-        """Return the first metric of each task that all runs have; of several runs their mean, and their deviation."""
+        """Return the first metric of each task; of several runs the mean, and as its error their standard deviation.
+
+        What not all runs have has no value.
+        """
         of_runs = []
         for run in self.runs:
             firsts = dict[str, Metric]()
             for metric in benchmark_of(run).metrics(run, self.rule):
                 firsts.setdefault(metric.task, metric)
             of_runs.append(firsts)
-        if len(of_runs) < 2:
-            return of_runs[0] if of_runs else {}
-        means = {}
-        for task, metric in of_runs[0].items():
-            values = [firsts[task].value for firsts in of_runs if task in firsts]
-            if len(values) == len(of_runs):
-                mean, deviation = _over_seeds([] if None in values else values)
-                means[task] = replace(metric, value=mean, stderr=deviation)
-        return means
+        return _means(of_runs)
 
-    def average(self) -> dict[str, Any] | None:
-        """Return the last average, as in results.json; of several runs their mean, and their deviation."""
-        stored = [benchmark_of(run).stored_averages(run, self.rule)[-1:] for run in self.runs]
-        last = [averages[0] for averages in stored if averages]
-        if len(last) < 2 or len(last) < len(self.runs):
-            return last[0] if len(last) == len(self.runs) == 1 else None
-        mean, deviation = _over_seeds([average["accuracy"] for average in last])
-        return {"name": last[0]["name"], "accuracy": mean, "stderr": deviation}
+    def averages(self) -> dict[str, Metric]:
+        """Return the averages over tasks, as in results.json, by their names; of several runs likewise."""
+        stored = [benchmark_of(run).stored_averages(run, self.rule) for run in self.runs]
+        return _means([
+            {each["name"]: Metric(each["name"], AVERAGE, 0, each["accuracy"], each["stderr"]) for each in averages}
+            for averages in stored
+        ])  # fmt: skip
 
 
-def _over_seeds(values: Sequence[Any]) -> tuple[float | None, float | None]:
-    return statistics.fmean(values) if values else None, statistics.stdev(values) if len(values) > 1 else None
+def _means(of_runs: Sequence[dict[str, Metric]]) -> dict[str, Metric]:
+    if len(of_runs) < 2:
+        return of_runs[0] if of_runs else {}
+    means = {}
+    for name, metric in of_runs[0].items():
+        values = [value for of in of_runs if name in of and (value := of[name].value) is not None]
+        mean = statistics.fmean(values) if len(values) == len(of_runs) else None
+        means[name] = replace(metric, value=mean, stderr=None if mean is None else statistics.stdev(values))
+    return means
 
 
 def summary_report(summarised: Sequence[Summarised], name: str = "summary", errors: bool = False) -> Report:
@@ -220,29 +223,25 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
     With `errors` numbers have ±: where a model has several seeds, their standard deviation, and then only there; else
     the standard error over documents.
     """
-    metrics, averages = [entry.metrics() for entry in summarised], [entry.average() for entry in summarised]
+    metrics = [entry.metrics() for entry in summarised]
+    averages = [next(reversed(entry.averages().values()), None) for entry in summarised]  # the last is that of all
     seeds = any(len(entry.runs) > 1 for entry in summarised)
     tasks = list(dict.fromkeys(task for firsts in metrics for task in firsts))
-    headers = ["checkpoint", *(["seeds"] if seeds else [])]
+    headers = ["model", "seeds"] if seeds else ["checkpoint"]
     for task in tasks:
         run = next(
             entry.runs[0] for entry, firsts in zip(summarised, metrics, strict=True) if entry.runs and task in firsts
         )
-        measured = [firsts[task] for firsts in metrics if task in firsts]
-        mark = "*" if any(metric.official is False for metric in measured) else ""
-        lower = LOWER_IS_BETTER if measured[0].higher_is_better is False else ""
-        headers.append(f"{benchmark_of(run).label(run, task).short}{mark}{lower}")
+        headers.append(column_heading(run, [firsts[task] for firsts in metrics if task in firsts]))
     folder, labels = _labels([entry.model for entry in summarised])
     if with_average := len(tasks) > 1 and any(averages):
-        headers.append(next(average["name"] for average in averages if average))
+        headers.append(next(average.task for average in averages if average))
     rows = []
     for entry, label, firsts, average in zip(summarised, labels, metrics, averages, strict=True):
         has_error = errors and (not seeds or len(entry.runs) > 1)
         row = [label, *([f"{len(entry.runs) or ''}"] if seeds else [])]
         row += [_cell(firsts.get(task), has_error) for task in tasks]
-        if with_average:
-            error = average["stderr"] if average and has_error else None
-            row.append((percent(average["accuracy"]) + _plus_minus(error, 1.0)) if average else _NONE)
+        row += [_cell(average, has_error)] if with_average else []
         rows.append(row)
     notes = [f"checkpoints are in {folder}"] if folder else []
     notes += [f"{entry.model}: {entry.state}: {entry.message}" for entry in summarised if entry.message]
@@ -260,29 +259,38 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
         ids, folders = [run.manifest["id"] for run in entry.runs], [str(run.folder) for run in entry.runs]
         about = {"model": entry.model, "state": entry.state, "message": entry.message,
                  "run": ", ".join(ids) or None, "folder": ", ".join(folders) or None}  # fmt: skip
-        content.append(about | {"tasks": [asdict(metric) for metric in firsts.values()], "average": average})
+        # A deviation over seeds is no standard error
+        kind, other = ("deviation", "stderr") if len(entry.runs) > 1 else ("stderr", "deviation")
+        of_tasks = [asdict(metric) | {kind: metric.stderr, other: None} for metric in firsts.values()]
+        of_all = average and {"name": average.task, "accuracy": average.value, kind: average.stderr, other: None}
+        content.append(about | {"tasks": of_tasks, "average": of_all})
         values = {task: metric.value for task, metric in firsts.items()}
-        records.append(about | values | {"average": average["accuracy"] if average else None})
-    count = sum(bool(entry.runs) for entry in summarised)
-    verdict = f"{count} of {len(summarised)} checkpoints are finished{_shared(summarised)}"
+        records.append(about | values | {"average": average and average.value})
+    count = sum(entry.state == "finished" for entry in summarised)
+    verdict = f"{count} of {len(summarised)} {headers[0]}s are finished{_shared(summarised)}"
     table = simple_table(name, headers, rows)
     return Report((table,), (verdict,), notes=tuple(notes), content=content, records=records)
 
 
-_NONE = "–"
+def column_heading(run: Run, metrics: Sequence[Metric]) -> str:
+    """Return the heading of a task's column, of which a run has the first metric."""
+    mark = "*" * any(metric.official is False for metric in metrics)
+    lower = LOWER_IS_BETTER * any(metric.higher_is_better is False for metric in metrics)
+    return f"{benchmark_of(run).label(run, metrics[0].task).short}{mark}{lower}"
+
+
+def formatted(metric: Metric | None) -> tuple[str, str]:
+    """Return a number and its error as printed, shares in percent; a dash, and empty, where there is none."""
+    if metric is None or metric.value is None:
+        return "–", ""
+    if whole := metric.whole:
+        return percent(metric.value / whole), "" if metric.stderr is None else percent(metric.stderr / whole)
+    return fixed(metric.value, 4), "" if metric.stderr is None else fixed(metric.stderr, 4)
 
 
 def _cell(metric: Metric | None, has_error: bool) -> str:
-    if metric is None or metric.value is None:
-        return _NONE
-    error = metric.stderr if has_error else None
-    if metric.whole:
-        return percent(metric.value / metric.whole) + _plus_minus(error, metric.whole)
-    return fixed(metric.value, 4) + ("" if error is None else f" ± {fixed(error, 4)}")
-
-
-def _plus_minus(error: float | None, whole: float) -> str:
-    return "" if error is None else f" ± {percent(error / whole)}"
+    value, error = formatted(metric)
+    return f"{value} ± {error}" if has_error and error else value
 
 
 def _labels(models: Sequence[str]) -> tuple[str, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ import click
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.groups import KINDS, Band, FigureRequest, parsed_layers
 from evalkit.cli.parameters import argument, command, exclude, option, require, typed_option
-from evalkit.cli.running import BENCHMARK, GROUPS, OUTCOME, PLOT, RUNS_IN, STUDY, Printer, Source, say
+from evalkit.cli.running import BENCHMARK, GROUPS, OUTCOME, PLOT, RUNS_IN, STUDY, Printer, Source, named_run, say
 from evalkit.display import doing
 from evalkit.errors import UsageError
 from evalkit.escape import printable
@@ -64,7 +65,7 @@ def compare(
     from evalkit.comparison.curves import curve as curve_of
     from evalkit.comparison.curves import curve_report
     from evalkit.comparison.differences import exit_code
-    from evalkit.comparison.sides import find_trainings, sides_of
+    from evalkit.comparison.sides import find_trainings
     from evalkit.runs.score_table import outcome_key, with_default_rule
 
     exclude(curve=curve, fail_if_worse=fail_if_worse)
@@ -74,29 +75,22 @@ def compare(
         raise UsageError(f"--margin {margin}: is not a finite number")
     source, key, notes = Source(study, benchmark, groups), outcome_key(outcome, rule), list[str]()
     with doing("reading and comparing runs"):
-        if results := source.results:
-            from evalkit.studies.results import study_sides, study_trainings
-
-            measured = results.study.benchmark(source.benchmark)
-            key = with_default_rule(key, measured.rule)
-        if curve:
-            if results:
-                trainings = study_trainings(results, runs, measured)
-                curves = [curve_of(training.side, key, training.steps) for training in trainings]
-                notes += [note for training in trainings for note in training.notes]
-            else:
-                curves = [curve_of(side, key) for side in find_trainings(source.named(runs, root))]
-            shown = curve_report(curves)
-        else:
-            sides: Sequence[Side]
-            if results:
-                chosen = study_sides(results, runs, measured)
-                sides, notes = chosen.sides, [*chosen.notes]
-            else:
-                named = source.named(runs, root, is_strict=fail_if_worse)
-                sides = sides_of(named.singles, named.groups)
+        if not curve:
+            sides, key, notes = _sides(source, runs, root, key, is_strict=fail_if_worse)
             comparisons = compare_sides(sides, key)
             shown = comparison_report(comparisons)
+        elif results := source.results:
+            from evalkit.studies.results import study_trainings
+
+            measured = results.study.benchmark(source.benchmark)
+            trainings = study_trainings(results, runs, measured)
+            notes = [note for training in trainings for note in training.notes]
+            key = with_default_rule(key, measured.rule)
+            curves = [curve_of(training.side, key, training.steps, training.model) for training in trainings]
+        else:
+            curves = [curve_of(side, key) for side in find_trainings(source.named(runs, root))]
+        if curve:
+            shown = curve_report(curves)
     printer(shown.with_notes(tuple(notes)))
     if plot:
         from evalkit.comparison import plots
@@ -112,16 +106,94 @@ def compare(
 
 
 @command()
+def plan(
+    *,
+    runs: tuple[str, ...] = RUNS,
+    groups: tuple[str, ...] = GROUPS,
+    study: Path | None = STUDY,
+    benchmark: str | None = BENCHMARK,
+    rule: str | None = option(None, "How the answer is chosen (evalkit ls rules).", "the runs' own"),
+    outcome: str | None = OUTCOME,
+    difference: float | None = typed_option(None, "Expected difference: points, or the outcome's unit.",
+                                            "of two sides the observed one; else 1"),
+    discordant: float | None = typed_option(None, "Without two sides: documents that only one will get right, in %.",
+                                            "as of independent answers"),
+    accuracy: float | None = typed_option(None, "Without runs: of both sides, in %.", "50"),
+    printer: Printer,
+    root: Path | None = RUNS_IN,
+) -> None:  # fmt: skip
+    """Plan a comparison: the documents, the seeds and the outcome that a difference needs, before it is computed.
+
+    From two finished sides, named as for evalkit compare: of a small sample, or of similar checkpoints. Or from one
+    run, or none (the eight tasks), and a guess of how often both sides' answers differ.
+
+    \b
+    evalkit plan RUN_A RUN_B --difference 1
+    evalkit plan --group old=RUN,RUN,RUN --group new=RUN,RUN,RUN       also the number of seeds
+    evalkit plan RUN --discordant 15 --difference 1
+    evalkit plan --accuracy 40 --difference 2                          40 % right, answers independent
+    """
+    from evalkit.comparison.pairing import pair
+    from evalkit.comparison.planning import plan_guess, plan_pairing
+    from evalkit.runs.score_table import outcome_key
+
+    exclude(study=study, **{"in": root})
+    source, notes, is_guess = Source(study, benchmark, groups), list[str](), not (groups or study or len(runs) > 1)
+    if (discordant is not None and not is_guess) or (accuracy is not None and (runs or not is_guess)):
+        raise UsageError("--discordant and --accuracy are guesses of what runs show; leave them out")
+    with doing("reading runs"):
+        if not is_guess:
+            sides, key, notes = _sides(source, runs, root, outcome_key(outcome, rule))
+            if len(sides) != 2:
+                raise UsageError(f"a plan is about two sides; name two of {', '.join(side.name for side in sides)}")
+            pairing = pair(sides[0], sides[1], {})
+            if difference is not None and pairing.measure(pairing.key(key)).is_share:
+                difference /= 100
+            shown = plan_pairing(pairing, key, difference)
+        else:
+            require("two sides", False, outcome=outcome)
+            require("a run", bool(runs), rule=rule)
+            run = named_run(runs[0], root) if runs else None
+            share = None if discordant is None else discordant / 100
+            shown = plan_guess(
+                run,
+                rule,
+                (50 if accuracy is None else accuracy) / 100,
+                share,
+                (1 if difference is None else difference) / 100,
+            )
+    printer(shown.with_notes(tuple(notes)))
+
+
+def _sides(
+    source: Source, runs: Sequence[str], root: Path | None, key: str | None, is_strict: bool = False
+) -> tuple[Sequence[Side], str | None, list[str]]:
+    """Return the sides that a command names, the key under a study's default rule, and notes."""
+    from evalkit.comparison.sides import sides_of
+    from evalkit.runs.score_table import with_default_rule
+
+    if results := source.results:
+        from evalkit.studies.results import study_sides
+
+        measured = results.study.benchmark(source.benchmark)
+        chosen = study_sides(results, runs, measured)
+        return chosen.sides, with_default_rule(key, measured.rule), [*chosen.notes]
+    named = source.named(runs, root, is_strict=is_strict)
+    return sides_of(named.singles, named.groups), key, []
+
+
+@command()
 def figure(
     *,
     figure: str | None = argument(metavar="[NAME]", required=False),
     runs: tuple[str, ...] = RUNS,
+    groups: tuple[str, ...] = GROUPS,
     study: Path | None = STUDY,
     benchmark: str | None = BENCHMARK,
     every: bool = typed_option(False, "Every figure that the runs have measures for, as .pdf and .png in the folder "
                                "--output.", option="--all"),
     listed: bool = typed_option(False, "List the figures and their options.", option="--list"),
-    names: tuple[str, ...] | None = typed_option(None, "Names of the runs in the legend, separated by commas.",
+    names: tuple[str, ...] | None = typed_option(None, "Names in the legend, of runs and groups, separated by commas.",
                                                  "their models"),
     layers: tuple[str, ...] | None = option(None, "From 0, or from -1 for the last one backwards.", "all; bos: the "
                                             "last; position of several runs: first, middle, last", metavar="NUMBERS"),
@@ -135,9 +207,9 @@ def figure(
 
     RUNS are run folders, or ids, names or checkpoints of runs in results/runs or EVALKIT_OUTPUT (evalkit ls runs). With
     --study they are names of its checkpoints, NAME or NAME@STEP; without any, those of the figure under the study's
-    `figures`, or all that are finished. The drawn numbers are written beside the figure as .csv, shares as fractions.
-    Notes below the figure state what lines and bands are means and deviations of, and in what the runs differ besides
-    their models.
+    `figures`, or all that are finished. Seeds of a model are one line, their mean. The drawn numbers are written beside
+    the figure as .csv, shares as fractions. Notes below the figure state what lines and bands are means and deviations
+    of, and in what the runs differ besides their models.
 
     \b
     evalkit figure entropy RUN_A RUN_B -o entropy.pdf              and entropy.csv
@@ -158,7 +230,7 @@ def figure(
         runs, figure = (figure, *runs), None
     request, source = (
         FigureRequest(parsed_layers(layers or ()), tasks or (), band, measure, paper),
-        Source(study, benchmark),
+        Source(study, benchmark, groups),
     )
     if figure is not None:
         request.check(figure)
@@ -170,7 +242,7 @@ def figure(
             raise UsageError(f"--output {path} is a file; --all needs a folder")
     else:
         raise UsageError(f"name a figure: {', '.join(KINDS)}; or give --all")
-    if not runs and study is None:
+    if not (runs or groups) and study is None:
         raise UsageError("name runs of evalkit attention (evalkit ls runs lists them), or --study FILE.yaml")
     of_study = source.results.study.figures if source.results and not runs else {}
     read: dict[tuple[str, ...], list[AnalysedRun]] = {}
@@ -193,7 +265,7 @@ def figure(
             _draw(name, analysed(name), drawn, [path / f"{name}{suffix}" for suffix in (".pdf", ".png")])
             written = True
         except UsageError as error:
-            say(f"left out: {name}: {error}")
+            say(f"{name}: not drawn, {error}")
     if not written:
         raise UsageError("the runs have the measures of no figure; see the reasons above")
 
@@ -202,13 +274,13 @@ def _analysed(
     given: tuple[str, ...], source: Source, names: tuple[str, ...] | None, request: FigureRequest
 ) -> tuple[list[AnalysedRun], list[str]]:
     from evalkit.benchmarks.attention.figure_runs import AnalysedRun, run_differences
-    from evalkit.comparison.sides import Side, check_unique, sides_of
+    from evalkit.comparison.sides import check_uniform, check_unique, sides_of
     from evalkit.studies.results import study_analyses
 
     sides: Sequence[Side]
     if source.results is None:
         named = source.named(given, usable=lambda run: run.kind == ATTENTION)
-        sides, notes = sides_of(named.singles, ()), tuple[str, ...]()
+        sides, notes = sides_of(named.singles, named.groups), tuple[str, ...]()
     else:
         analyses = study_analyses(source.results, given, source.benchmark)
         sides, notes = analyses.sides, analyses.notes
@@ -216,9 +288,13 @@ def _analysed(
         if len(names) != len(sides):
             known = ", ".join(side.name for side in sides)
             raise UsageError(f"--names has {len(names)} names for {len(sides)} runs ({known}); give as many")
-        sides = [Side(printable(name), side.runs) for name, side in zip(names, sides, strict=True)]
+        sides = [replace(side, name=printable(name)) for name, side in zip(names, sides, strict=True)]
     check_unique(sides)
-    analysed = [AnalysedRun(side.name, side.runs[0], request.tasks) for side in sides]
+    analysed = list[AnalysedRun]()
+    for side in sides:
+        check_uniform(side)
+        named_runs = zip(side.marks, side.runs, strict=True)
+        analysed += [AnalysedRun(f"{side.name}{mark}", run, request.tasks, side.name) for mark, run in named_runs]
     return analysed, [*notes, *(f"warning: {text[0].lower()}{text[1:]}" for text in run_differences(analysed))]
 
 
@@ -232,12 +308,15 @@ def _draw(name: str, analysed: list[AnalysedRun], request: FigureRequest, paths:
 
 
 def _without_others(given: Sequence[str]) -> list[str]:
-    """Leave out files and folders that are neither runs nor checkpoints, as a pattern may match; say so."""
+    """Leave out files and folders that are neither runs, checkpoints nor names of runs, as a pattern may match."""
+    from evalkit.runs.finding import matching_runs, root_of_runs
+    from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS
+
     kept = []
     for name in given:
-        path = Path(name)
-        is_known = path.suffix == ".gguf" or any((path / file).is_file() for file in ("manifest.json", "config.json"))
-        if is_known or not path.exists():
+        path, files = Path(name), (MANIFEST, RESULTS, JOURNAL, "config.json", "adapter_config.json")
+        is_known = path.suffix == ".gguf" or any((path / file).is_file() for file in files)
+        if is_known or not path.exists() or matching_runs(name, root_of_runs()):
             kept.append(name)
         else:
             say(f"left out: {name}: no run folder")
@@ -251,11 +330,11 @@ def report(
     groups: tuple[str, ...] = GROUPS,
     study: Path | None = STUDY,
     benchmark: str | None = typed_option(None, "Benchmark of the study.", "all"),
-    rule: str | None = option(None, "How answers are chosen in comparisons (evalkit ls rules).", "the runs' own"),
+    rule: str | None = option(None, "How answers are chosen, in tables too (evalkit ls rules).", "the runs' own"),
     outcome: str | None = OUTCOME,
     names: tuple[str, ...] | None = typed_option(None, "Names of RUNS in the page, separated by commas.",
                                                  "their models"),
-    title: str | None = typed_option(None, "Title of the page.", "the names of the runs"),
+    title: str | None = typed_option(None, "Title of the page.", "the study's name, or those of the runs"),
     without_documents: bool = typed_option(False, "Leave out the documents: a page of some 100 kB."),
     sample: int | None = typed_option(None, "At most this many random documents of each task.", "all",
                                       shows_least=True),

@@ -10,6 +10,7 @@ from typing import Any
 
 from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.inputs.reading import read_task_file
+from evalkit.models.loading.spec import context_settings, model_spec
 
 OPTIONS = {
     "--apply-chat-template": "give --template chat",
@@ -61,6 +62,12 @@ def with_model_args(model: str | None, given: str | None, options: dict[str, Any
             raise UnknownNameError("key of --model-args", key, _ARGUMENTS)
         if (name := _ARGUMENTS[key]) in settings or options.get(name) not in (None, "auto"):
             raise UsageError(f"--model-args {part}: {key} is given twice; give it once")
+        if not value:
+            raise UsageError(f"--model-args {part}: has no value; write it as {key}=VALUE")
+        try:
+            context_settings(model_spec(**{"model": value, name: value}).context)
+        except UsageError as error:
+            raise UsageError(f"--model-args {part}: {str(error).replace(f'--{name}', key)}") from error
         settings[name] = value
     return settings.pop("model", None), options | settings
 

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import click
 
-from evalkit.cli.parameters import Commands, argument, command, exclude, option, require, typed_option
+from evalkit.cli.parameters import Commands, argument, command, option, require, typed_option
 from evalkit.cli.running import OUTPUT, RUNS_IN, Printer
 from evalkit.display import doing, news
-from evalkit.errors import UnknownNameError
+from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import printable
 
 _LISTS = ("suites", "tasks", "templates", "rules", "outcomes", "tables", "exports", "runs")
@@ -42,8 +42,9 @@ def list_(
     """
     if what and what not in _LISTS:
         if not Path(what).is_dir():
-            raise UnknownNameError("list", what, _LISTS)
-        exclude(**{what: True, "in": root})
+            raise UsageError(f"{what}: is no folder") if "/" in what else UnknownNameError("list", what, _LISTS)
+        if root is not None:
+            raise UsageError(f"evalkit ls {what} lists the runs in that folder; leave out --in {root}")
         what, root = "runs", Path(what)
     require("evalkit ls runs", what == "runs", sort=sort, filter=text)
     from evalkit.benchmarks.run_listing import list_found, runs_report
@@ -105,7 +106,7 @@ def doctor(
 @command(name="import")
 def import_(
     *,
-    files: tuple[Path, ...] = argument(metavar="FILE…", required=False),
+    files: tuple[Path, ...] = argument(metavar="FILE…|FOLDER", required=False),
     model: str | None = typed_option(None, "Name of the evaluated model.", "the one in the results file",
                                      metavar="NAME"),
     data_dir: Path | None = option(None, "Folder of <task>.jsonl files with documents, searched first."),
@@ -115,10 +116,11 @@ def import_(
     """Import lm-eval's logs as finished runs, so that a published log can be a row; prints the run folders.
 
     FILE… are the samples_<task>_<time>.jsonl of one model, which `lm_eval --log_samples` writes, and `evalkit run
-    --log-samples` too. results_<time>.json beside them has model, dtype and versions. Documents are matched by number
-    and content.
+    --log-samples` too; of a FOLDER, those in it and below. results_<time>.json beside them has model, dtype and
+    versions. Documents are matched by number and content.
 
     \b
+    evalkit import log
     evalkit import log/samples_*.jsonl
     evalkit import log/samples_arc_easy_2026-01-31T10-00-00.000000.jsonl --model org/name
     evalkit compare MY_RUN IMPORTED_RUN --rule acc_norm

@@ -43,6 +43,7 @@ def cli() -> None:
       evalkit run --model FOLDER                 your own, on all eight zero-shot tasks
       evalkit table main_res                     the paper's tables, filled from it or from your runs
       evalkit compare RUN_A RUN_B                is B better than A?
+      evalkit plan --accuracy 40 --difference 1  how many documents show a difference?
       evalkit report RUN_A RUN_B -o report.html  a page to look at, with every document
       evalkit show RUN --task boolq --wrong      the documents that it gets wrong
       evalkit study run STUDY.yaml               many checkpoints and benchmarks
@@ -54,7 +55,7 @@ def cli() -> None:
 
 for command in (
     benchmarks.run, benchmarks.needle, benchmarks.attention, benchmarks.perplexity, longbench.longbench, study.study,
-    comparing.compare, comparing.figure, comparing.report, results.show, results.rescore, results.table,
+    comparing.compare, comparing.plan, comparing.figure, comparing.report, results.show, results.rescore, results.table,
     results.integrity, results.export, models.import_, models.models, models.list_, models.data, models.doctor,
 ):  # fmt: skip
     cli.add_command(command)

@@ -288,6 +288,11 @@ def _notes(compared: Comparison, b: str) -> Iterator[str]:
             sampled = f"{DRAWS:,} sampled patterns where there are too many to enumerate"
             test = f"the larger of the sign-flip test's ({sampled}) and the interval's t{every}"
         yield f"p: {test}; Holm over the tasks; averages: t, uncorrected; a p of 0.05 is significant"
+    how = ["one won and one lost document are added (Bonett and Price 2012)"] if measure.bounds else []
+    how += ["each component of the error has its own t quantile (Banerjee 1960)"] if seeds else []
+    is_extended = any(0 in (row.low, row.high) for row in (*tasks, *compared.averages))
+    if how := [*how, *["extended to 0 where the test shows nothing"] * is_extended]:
+        yield f"95 % interval: not ± t × SE; {'; '.join(how)}"
     if compared.letters:
         listed = ", ".join(label(compared, task) for task in compared.letters)
         yield f"answers of {listed} are letters: the values mostly measure the format, and outweigh others in averages"

@@ -44,6 +44,8 @@ class Curve:
     """One training."""
 
     name: str
+    model: str
+    """Its model, of which other curves may show other seeds."""
     rule: str
     measure: Measure
     runs: tuple[str, ...]
@@ -57,12 +59,12 @@ class Curve:
     labels: dict[str, Label]
 
 
-def curve(side: Side, rule: str | None = None, steps_of_runs: Sequence[int] | None = None) -> Curve:
+def curve(side: Side, rule: str | None = None, steps_of_runs: Sequence[int] | None = None, model: str = "") -> Curve:
     """Return the accuracy of every checkpoint of a training, on the documents that all of them have.
 
     `rule` is a scoring rule or a continuous outcome (`runs.score_table.outcome_key`), by default the runs' own;
-    `steps_of_runs` by default as `step_of` finds them. Runs without a step, with the same one, of another model or of
-    other settings raise `UsageError`.
+    `steps_of_runs` by default as `step_of` finds them; `model` the name that its seeds share, by default the side's.
+    Runs without a step, with the same one, of another model or of other settings raise `UsageError`.
     """
     by_step = _by_step(side.runs, steps_of_runs or list(map(step_of, side.runs)))
     first, *later = by_step.values()
@@ -84,7 +86,7 @@ def curve(side: Side, rule: str | None = None, steps_of_runs: Sequence[int] | No
     whole = [_accuracies(pairing, task, rule, measure, None) for task in pairing.tasks]
     mean_of_tasks = _points(by_step, [_average(of_step, measure) for of_step in zip(*whole, strict=True)], measure)
     runs = tuple(str(run.folder) for run in by_step.values())
-    return Curve(side.name, rule, measure, runs, tasks, counts, chance, mean_of_tasks, labels)
+    return Curve(side.name, model or side.name, rule, measure, runs, tasks, counts, chance, mean_of_tasks, labels)
 
 
 def _by_step(runs: Sequence[Run], steps: Sequence[int | None]) -> dict[int, Run]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from evalkit.comparison.comparison_report import Unit, headline, label, p_text, page_unit
 from evalkit.comparison.curves import Curve, curve_unit
 from evalkit.comparison.differences import DOWN, UNDECIDED, UP, Comparison, Difference, TaskDifference
-from evalkit.reporting.figures import GREY, INK, PLAIN, line_look, new_figure, save_figure, short_name, style_axes
+from evalkit.reporting import figures
+from evalkit.reporting.figures import GREY, INK, PLAIN, new_figure, save_figure, short_name, style_axes
 
 COLOURS = dict.fromkeys(UP, "#0072B2") | dict.fromkeys(DOWN, "#D55E00") | {UNDECIDED: GREY}
 """Colours by verdict, distinguishable with red-green colour blindness."""
 
 _FAINT, _LIGHT = "#ececec", "#888888"
-_LEGEND = "interval: 95 %, uncorrected; filled: significant (tasks: Holm); shaded: less than these documents can show"
+_MINUS = re.compile(r"(?<![\w.-])-(?=[\d∞])")
 
 
 def forest(comparisons: Sequence[Comparison], path: Path) -> None:
@@ -32,19 +33,27 @@ def forest(comparisons: Sequence[Comparison], path: Path) -> None:
     if len(tasks) > 1:
         averages = dict.fromkeys(mean.name for each in comparisons for mean in each.averages)
         heights |= {name: -(len(tasks) + 0.4 + row) for row, name in enumerate(averages)}
-    figure = new_figure(1.6 + 6.2 * len(comparisons), 0.34 * len(heights) + 2.0)
+    shown = {name: next((label(each, name) for each in comparisons if name in each.labels), name) for name in heights}
+    widest = max(figures.text_width(text, 9.5) for text in shown.values())
+    figure = new_figure(0.6 + widest + 6.2 * len(comparisons), 0.34 * len(heights) + 2.0)
     panels = figure.subplots(1, len(comparisons), squeeze=False, sharey=True)[0]
-    edges = [abs(edge) for each in comparisons for row in (*each.tasks, *each.averages) for edge in (row.low, row.high)]
-    reach = max(filter(math.isfinite, edges), default=0.0)
+    drawn = [row for each in comparisons for row in (*each.tasks, *each.averages)]
+    edges = [edge for row in drawn for edge in (row.low, row.high) if math.isfinite(edge)]
+    reach = max(map(abs, edges), default=0.0) or 1.0
+    shades = [min(task.detectable, reach) for task in drawn if isinstance(task, TaskDifference) and task.detectable]
+    least = max([reach / 4, *shades])  # on each side of zero
+    limits = 1.06 * min([-least, *edges]), 1.06 * max([least, *edges])
     for panel, each in zip(panels, comparisons, strict=True):
-        _panel(panel, each, heights, 100 * reach * 1.08 + 0.1 if each.measure.is_share else 1.08 * reach or 1.0)
+        _panel(panel, each, heights, limits)
     panels[0].set_yticks(list(heights.values()), ["" for _ in heights])
     for name, height in heights.items():
         count = f"n = {tasks[name].n:,}" if name in tasks else ""
         _margin_text(panels[0], count, height, -6, fontsize=7.5, color=_LIGHT)
-        shown = next((label(each, name) for each in comparisons if name in each.labels), name)
-        _margin_text(panels[0], shown, height, -60, fontsize=9.5, color=INK, weight="normal" if count else "bold")
-    figure.supxlabel(_LEGEND, fontsize=7.5, color=_LIGHT)
+        _margin_text(panels[0], shown[name], height, -60, fontsize=9.5, color=INK, weight="normal" if count else "bold")
+    adjusted = "adjusted (Bonett and Price), so not ± t SE; " * (comparisons[0].measure.bounds is not None)
+    interval = f"interval: 95 %, uncorrected; {adjusted}extended to 0 if not significant"
+    shaded = "; shaded: less than these documents can show" * bool(shades)
+    figure.supxlabel(f"{interval}\nfilled: significant (tasks: Holm){shaded}", fontsize=7.5, color=_LIGHT)
     save_figure(figure, path)
 
 
@@ -56,46 +65,54 @@ def curves(trainings: Sequence[Curve], path: Path) -> None:
     rows = -(-len(names) // columns)
     figure = new_figure(3.5 * columns, 2.5 * rows + 0.4)
     panels = figure.subplots(rows, columns, squeeze=False).flat
+    models = dict.fromkeys(each.model for each in trainings)
+    looks = {model: figures.line_look(number) for number, model in enumerate(models)}
     for panel, name in zip(panels, names, strict=False):
-        for number, each in enumerate(trainings):
+        unnamed = figures.legend_texts(each.model for each in trainings)
+        for each in trainings:
             if points := each.average if name == "Average" else each.tasks.get(name, ()):
-                factor, look = curve_unit(each).factor, line_look(number)
+                factor, look = curve_unit(each).factor, looks[each.model]
                 steps, heights = [point.step for point in points], [factor * point.accuracy for point in points]
                 low, high = [factor * point.low for point in points], [factor * point.high for point in points]
                 panel.fill_between(steps, low, high, color=look["color"], alpha=0.16, linewidth=0)
-                panel.plot(steps, heights, linewidth=1.6, markersize=3.5, label=short_name(each.name), **look)
+                panel.plot(steps, heights, linewidth=1.4, markersize=3.5, label=unnamed.pop(each.model, ""), **look)
         if chances := [each.chance[name] for each in trainings if name in each.chance]:
             panel.axhline(100 * chances[0], color="#999999", linewidth=0.8, linestyle=(0, (2, 3)), zorder=1)
         title = next((each.labels[name].full for each in trainings if name in each.labels), name)
         panel.set_title(title, fontsize=10, loc="left", color=INK, weight="bold" if name == "Average" else "normal")
         style_axes(panel)
-        panel.xaxis.set_major_formatter(FuncFormatter(_short_count))
-        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        ticks = figures.tick_values(measured := {point.step for each in trainings for point in each.average}, 8)
+        panel.set_xticks(ticks, [*map(_short_count, ticks)])
+        panel.set_xticks([*measured], minor=True)
     for panel in list(figure.axes)[len(names) :]:
         panel.set_axis_off()
     if len(trainings) > 1:
-        for text in figure.axes[0].legend(frameon=False, fontsize=8).get_texts():
+        for text in figure.axes[0].legend(frameon=False, fontsize=8, handlelength=3.2).get_texts():
             text.set_parse_math(False)
-    figure.supxlabel("step", fontsize=9, color=INK)
     measure, chance = trainings[0].measure, any(each.chance for each in trainings)
+    adjusted = ", two right and two wrong sources added (Agresti and Coull), so not ± t SE" * measure.is_share
+    figure.supxlabel(f"step (band: 95 % interval{adjusted})", fontsize=8, color=INK)
     scale = measure.name + ", %" * measure.is_share + " (dotted: chance)" * chance
     figure.supylabel(scale, fontsize=9, color=INK)
     save_figure(figure, path)
 
 
-def _panel(panel: Axes, compared: Comparison, heights: Mapping[str, float], reach: float) -> None:
+def _panel(panel: Axes, compared: Comparison, heights: Mapping[str, float], limits: Sequence[float]) -> None:
+    """Draw the rows of a comparison; the limits are in the measure's unit, of shares fractions."""
     unit = page_unit(compared)
+    differences = (unit.difference(row.difference) for row in (*compared.tasks, *compared.averages))
+    shift = 6 + 72 * max(figures.text_width(text, 9) for text in differences)
     for task in compared.tasks:
         if task.detectable is not None:
-            width = min(unit.factor * task.detectable, reach)
+            width = unit.factor * task.detectable
             panel.barh(heights[task.name], 2 * width, 0.62, -width, color=_FAINT, zorder=0)
-        _row(panel, task, heights[task.name], task.p_holm, unit)
+        _row(panel, task, heights[task.name], task.p_holm, unit, shift)
     for mean in compared.averages if len(compared.tasks) > 1 else ():
-        _row(panel, mean, heights[mean.name], mean.p, unit)
+        _row(panel, mean, heights[mean.name], mean.p, unit, shift)
     panel.axvline(0, color=INK, linewidth=0.9, zorder=1)
-    panel.set_xlim(-reach, reach)
+    panel.set_xlim(*(unit.factor * limit for limit in limits))
     panel.set_ylim(min(heights.values()) - 0.7, 0.7)
-    title = "\n".join(textwrap.wrap(headline(compared), 86))
+    title = "\n".join(textwrap.wrap(_MINUS.sub("−", headline(compared)), 86))
     panel.set_title(title, fontsize=9, loc="left", color=INK, pad=24, **PLAIN)
     lower = compared.measure.higher_is_better is False
     left, right = (compared.b, compared.a) if lower else (compared.a, compared.b)
@@ -109,23 +126,24 @@ def _panel(panel: Axes, compared: Comparison, heights: Mapping[str, float], reac
     panel.tick_params(axis="y", length=0)
 
 
-def _row(panel: Axes, row: Difference, height: float, p: float | None, unit: Unit) -> None:
+def _row(panel: Axes, row: Difference, height: float, p: float | None, unit: Unit, shift: float) -> None:
     colour, marker = COLOURS[row.verdict], "o" if isinstance(row, TaskDifference) else "D"
     reach, face = [unit.factor * row.low, unit.factor * row.high], "white" if row.verdict == UNDECIDED else colour
     panel.plot(reach, [height, height], color=colour, linewidth=2.0, solid_capstyle="round", zorder=2)
     look = {"marker": marker, "markersize": 6.5, "markerfacecolor": face, "markeredgewidth": 1.5}
     panel.plot([unit.factor * row.difference], [height], color=colour, zorder=3, **look)  # type: ignore[arg-type]
-    _margin_text(panel, unit.difference(row.difference), height, 34, fontsize=9, color=colour)
-    _margin_text(panel, f"p {p_text(p)}", height, 42, fontsize=7.5, color=_LIGHT, ha="left")
+    _margin_text(panel, unit.difference(row.difference), height, shift, fontsize=9, color=colour)
+    _margin_text(panel, f"p {p_text(p)}", height, shift + 8, fontsize=7.5, color=_LIGHT, ha="left")
 
 
 def _margin_text(panel: Axes, text: str, height: float, shift: float, **style: Any) -> None:
     """Write text at a row's height, `shift` points to the right of the panel, or to its left if negative."""
     look = {"ha": "right", "va": "center", "textcoords": "offset points"} | style | PLAIN
-    panel.annotate(text, (int(shift > 0), height), xycoords=("axes fraction", "data"), xytext=(shift, 0), **look)
+    where = (int(shift > 0), height)
+    panel.annotate(_MINUS.sub("−", text), where, xycoords=("axes fraction", "data"), xytext=(shift, 0), **look)
 
 
-def _short_count(value: float, _: int | None = None) -> str:
+def _short_count(value: float) -> str:
     for size, unit in ((1_000_000, "M"), (1_000, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"

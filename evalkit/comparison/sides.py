@@ -60,6 +60,8 @@ class Side:
 
     name: str
     runs: tuple[Run, ...]
+    marks: tuple[str, ...] = ()
+    """What the name of each run adds to that of the side, such as " seed 2"; empty where only the side is shown."""
 
 
 Group: TypeAlias = tuple[str, Sequence[Run]]
@@ -147,8 +149,8 @@ def sides_of(singles: Sequence[Run], groups: Sequence[Group], single_names: Sequ
     """Return sides in their order: single runs, under these names or their own, then groups; none twice."""
     if empty := [name for name, runs in groups if not runs]:
         raise UsageError(f"group {empty[0]} has no runs; name one or more")
-    sides = [Side(name, (run,)) for name, run in zip(single_names or names(singles), singles, strict=True)]
-    sides += [Side(name, tuple(runs)) for name, runs in groups]
+    sides = [Side(name, (run,), ("",)) for name, run in zip(single_names or names(singles), singles, strict=True)]
+    sides += [Side(name, tuple(runs), tuple(f" {n + 1}" for n in range(len(runs)))) for name, runs in groups]
     check_unique(sides)
     return sides
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -22,6 +22,12 @@ def compiled(module: Any) -> Any | None:
 def is_wrapped_by_accelerate(module: Any) -> bool:
     """Return whether accelerate has replaced a module's forward by one that runs under autocast."""
     return _WRAPPED in vars(module)
+
+
+def unsaved_buffers(module: Any) -> Collection[str]:
+    """Return the names of a module's own buffers that its state dict leaves out; torch has no public list."""
+    names: Collection[str] = module._non_persistent_buffers_set
+    return names
 
 
 def unwrap_forward(module: Any) -> None:

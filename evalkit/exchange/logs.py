@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -160,13 +161,13 @@ class LoggedTask:
 
 
 def read_logs(paths: Sequence[Path]) -> list[LoggedTask]:
-    """Read sample files, and the results file beside each; sort them by task.
+    """Read sample files, or those in folders, and the results file beside each; sort them by task.
 
-    A file whose name has no task, or a second file of a task, is a `UsageError`; an invalid file, or one that does not
-    belong to the results file beside it, a `DataError` that names file and line.
+    A folder without any, a file whose name has no task, or a second file of a task, is a `UsageError`; an invalid file,
+    or one that does not belong to the results file beside it, a `DataError` that names file and line.
     """
     logs: dict[str, LoggedTask] = {}
-    for path in paths:
+    for path in chain.from_iterable(map(_files, paths)):
         if (name := _NAME.fullmatch(path.name)) is None:
             raise UsageError(f"{path}: give lm-eval's sample files under their own names, samples_<task>_<time>.jsonl")
         task = name["task"]
@@ -174,6 +175,14 @@ def read_logs(paths: Sequence[Path]) -> list[LoggedTask]:
             raise UsageError(f"{path} and {logs[task].path} are both of task {task}; import them one by one")
         logs[task] = _read(path, task, name["time"])
     return [logs[task] for task in sorted(logs)]
+
+
+def _files(path: Path) -> Sequence[Path]:
+    """Return a file, or the sample files in a folder and its subfolders."""
+    files = sorted(path.rglob("samples_*.jsonl")) if path.is_dir() else [path]
+    if not files:
+        raise UsageError(f"{path}: no samples_*.jsonl in this folder; lm_eval --log_samples writes them")
+    return files
 
 
 def _read(path: Path, task: str, time: str) -> LoggedTask:

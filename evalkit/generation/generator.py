@@ -31,10 +31,11 @@ from evalkit.models.parts import dynamic_modules, forget_lengths
 from evalkit.scoring.architecture import memory_beside_weights, rotary_lengths
 
 _CHECKED_TOKENS = 16
-_CACHE_TOLERANCE = 0.05
-"""Tolerance of the cache check. With the cache, the token that is the argmax without a cache may be this far below the
-largest logit, as a share of the range from the mean logit to the largest. Rounding gives 0.01 in bfloat16; logits of
-another context differ by about 1."""
+_CACHE_TOLERANCE, _LEAST_EPSILON = 0.6, 2.0**-16
+"""Tolerance of the cache check, in units of rounding: the deviation of the logits that rounding the embeddings once
+more causes in this model, times √(2 layers), since each layer adds twice to what is rounded. The cache's own rounding
+gives 0 to 0.25 in every dtype; positions that are off by one give 1 to 8 in bfloat16, and more in others. Kernels of
+float32 differ by more than its epsilon."""
 
 
 class _Storage:
@@ -97,13 +98,18 @@ class _LayerView(DynamicLayer):  # type: ignore[misc]
         return self._used
 
 
+def _deviation(logits: torch.Tensor, others: torch.Tensor) -> float:
+    """Return the deviation of logits [tokens, vocabulary] from others, as a share of theirs, at half of the tokens."""
+    return float(((logits - others).std(-1) / others.std(-1)).median())
+
+
 class Generator:
     """A generator of a causal language model, whose tokenizer is needed by stop texts and patterns only."""
 
     def __init__(self, model: Any, chunk: int = CHUNK, tokenizer: Any = None) -> None:
         self._model, self._tokenizer, self.chunk = model, tokenizer, chunk
         head = model.get_output_embeddings().weight
-        self.device, self._vocabulary = head.device, head.shape[0]
+        self.device, self._dtype, self._vocabulary = head.device, head.dtype, head.shape[0]
         self._dynamic = dynamic_modules(model)
         self._layers = int(getattr(model.config.get_text_config(), "num_hidden_layers", 0))
         self.memory = memory_beside_weights(model)
@@ -144,13 +150,28 @@ class Generator:
                 sizes[states.device] += states[0, :, 0].numel() * states.element_size()
         if not sizes.total():
             return f"{name} has no key-value cache"
-        cached = torch.cat([part.logits[0].float() for part in parts])
-        gap = cached.amax(-1) - cached.gather(-1, uncached.argmax(-1, keepdim=True))[:, 0]
+        tolerance = _CACHE_TOLERANCE * (2 * self._layers) ** 0.5 * self._rounding(ids, uncached, half)
         # Written so that NaN exceeds the tolerance
-        if not (gap <= _CACHE_TOLERANCE * (cached.amax(-1) - cached.mean(-1))).all():
+        if not _deviation(parts[1].logits[0].float(), uncached[half:]) <= tolerance:
             return f"{name} gives different logits with a key-value cache than without one"
         self.token_bytes_on = sizes
         return ""
+
+    def _rounding(self, ids: torch.Tensor, logits: torch.Tensor, first: int) -> float:
+        """Return the deviation of logits [tokens, vocabulary] from a token on, if the embeddings are rounded again."""
+        epsilon = max(torch.finfo(self._dtype).eps, _LEAST_EPSILON)
+
+        def rounded(_: Any, __: Any, embeddings: torch.Tensor) -> torch.Tensor:
+            noise = torch.rand(embeddings.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
+            return embeddings * (1 + epsilon * noise).to(embeddings)
+
+        hook = self._model.get_input_embeddings().register_forward_hook(rounded)
+        try:
+            with torch.inference_mode():
+                again = self._model(input_ids=ids).logits[0, first:].float()
+        finally:
+            hook.remove()
+        return max(_deviation(again, logits[first:]), epsilon)
 
     def generate(self, prompts: Sequence[Prompt], say: Say = lambda _: None) -> list[Generation]:
         """Generate the continuations of a batch, in order; it is split in halves when memory runs out.

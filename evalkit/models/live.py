@@ -26,7 +26,7 @@ import xxhash
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from evalkit.compatibility.torch import compiled, hooks_of, is_wrapped_by_accelerate, unwrap_forward
+from evalkit.compatibility.torch import compiled, hooks_of, is_wrapped_by_accelerate, unsaved_buffers, unwrap_forward
 from evalkit.compatibility.transformers import attention_of, is_of_gradients, quiet, saving_weights_with
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UsageError, reading_as
@@ -318,9 +318,9 @@ def _saved_weights(module: Any, folder: Path) -> tuple[tuple[str, str], ...]:
         buffers = (
             (built, getattr(part, name))
             for part in module.modules()
-            if part._non_persistent_buffers_set
+            if (names := unsaved_buffers(part))
             for name, built in type(part)(part.config).named_buffers(recurse=False)
-            if name in part._non_persistent_buffers_set
+            if name in names
         )
         if loaded is not type(module) or not all(torch.equal(built, own.cpu()) for built, own in buffers):
             return ()

@@ -1,4 +1,4 @@
-"""Finished runs in a page: a summary of each suite, each run, figures of each benchmark, and sources of documents.
+"""Finished runs in a page: results of each benchmark, each run, figures, and sources of documents.
 
 Of each run: results under its rule, how its numbers move under others, subjects, and how it was made.
 """
@@ -11,30 +11,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from evalkit.benchmarks.differences import differences
 from evalkit.benchmarks.document_views import Piece
-from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.inspection.outcomes import TaskOutcomes, run_outcomes
 from evalkit.models.loading.locate import silent
 from evalkit.pages.page import PageFigure, Panel, svg_of
-from evalkit.reporting.decimals import fixed, percent
+from evalkit.pages.tables import PageBenchmark, benchmark_report
+from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
-from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, literal, simple_table
+from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import caveats, is_imported, mixture, origin_notes, traits, unofficial_notes
 
 
-def overview_panels(runs: Sequence[Run], names: Sequence[str]) -> tuple[Panel, ...]:
-    """Return a summary of each suite that several runs have, then a panel for each run, which have unique names."""
-    summaries = list[Panel]()
-    for (_, suite), numbers in by_suite(runs).items():
-        if len(numbers) > 1:
-            report = _suite_summary([runs[number] for number in numbers], [names[number] for number in numbers])
-            address = f"summary-{len(summaries) + 1}"
-            summaries.append(Panel(address, f"{len(numbers)} runs of {suite}", (report,)))
-    return (*summaries, *map(_run_panel, runs, names))
+def result_panels(benchmark: PageBenchmark, number: int) -> tuple[list[Panel], list[Panel]]:
+    """Return the panels of a benchmark's results and of its single runs; a run that has none beside it is a result."""
+    runs = list(map(_run_panel, benchmark.runs, benchmark.names))
+    if len(runs) < 2:
+        return runs, []
+    folded = Panel(f"runs-{number}", f"{len(runs)} runs of {benchmark.title}", panels=tuple(runs))
+    return [Panel(f"table-{number}", benchmark.title, (benchmark_report(benchmark),))], [folded]
 
 
 def by_suite(runs: Sequence[Run]) -> dict[tuple[str, str], list[int]]:
@@ -43,71 +40,6 @@ def by_suite(runs: Sequence[Run]) -> dict[tuple[str, str], list[int]]:
     for number, run in enumerate(runs):
         numbers.setdefault((run.kind, run.suite), []).append(number)
     return numbers
-
-
-def _suite_summary(runs: Sequence[Run], names: Sequence[str]) -> Report:
-    """Return the summary of named runs of one suite: the first metric of each task, and the averages."""
-    tasks: dict[str, dict[int, Metric]] = {}
-    averages: dict[str, dict[int, Metric]] = {}
-    for number, run in enumerate(runs):
-        for metric in benchmark_of(run).metrics(run):
-            tasks.setdefault(metric.task, {}).setdefault(number, metric)
-        for average in benchmark_of(run).stored_averages(run):
-            mean = Metric(average["name"], "average", 0, average["accuracy"], average["stderr"])
-            averages.setdefault(average["name"], {})[number] = mean
-    headings = []
-    for task, values in tasks.items():
-        first = runs[next(iter(values))]
-        mark = "*" * any(metric.official is False for metric in values.values())
-        lower = LOWER_IS_BETTER * any(metric.higher_is_better is False for metric in values.values())
-        headings.append(literal(benchmark_of(first).label(first, task).short + mark + lower))
-    columns = [_cells(values, len(runs)) for values in (*tasks.values(), *averages.values())]
-    lines = []
-    for number, name in enumerate(names):
-        lines.append(Line("", literal(name), False, (), tuple(column[number] for column in columns)))
-    groups, sections = (ColumnGroup((), (*headings, *map(literal, averages))),), (Section((), "line", tuple(lines)),)
-    table = Table(f"summary-{runs[0].suite}", (), literal("run"), (), groups, sections)
-    metrics = [metric for values in (*tasks.values(), *averages.values()) for metric in values.values()]
-    bold = any(cell.bold for column in columns for cell in column)
-    return Report((table,), notes=tuple(_notes(runs, names, metrics, bold)))
-
-
-def _cells(values: Mapping[int, Metric], count: int) -> list[Cell]:
-    """Return a cell for each of `count` runs; the best as printed are bold, none where nothing competes."""
-    cells = [_cell(values[number]) if number in values else Cell("–") for number in range(count)]
-    known = {number: metric.value for number, metric in values.items() if metric.value is not None}
-    better = {metric.higher_is_better for metric in values.values()}
-    if len(known) < 2 or better not in ({True}, {False}):
-        return cells
-    best = cells[(max if better == {True} else min)(known, key=lambda number: known[number])].value
-    return [cell._replace(bold=number in known and cell.value == best) for number, cell in enumerate(cells)]
-
-
-def _cell(metric: Metric) -> Cell:
-    if metric.value is None:
-        return Cell("–")
-    if whole := metric.whole:
-        return Cell(percent(metric.value / whole), "" if metric.stderr is None else percent(metric.stderr / whole))
-    return Cell(fixed(metric.value, 4), "" if metric.stderr is None else fixed(metric.stderr, 4))
-
-
-def _notes(runs: Sequence[Run], names: Sequence[str], metrics: Sequence[Metric], bold: bool) -> Iterator[str]:
-    measured = ", ".join(dict.fromkeys(metric.name for metric in metrics if metric.n))
-    yield f"{measured}; shares in %" if any(metric.whole for metric in metrics) else measured
-    if rules := list(dict.fromkeys(run.rule for run in runs if run.rule)):
-        yield f"rule: {', '.join(rules)}"
-    if any(metric.stderr is not None for metric in metrics):
-        yield "±: standard error over documents"
-    if bold:
-        yield "bold: the best of a column as printed; the comparisons say whether it is better than another run"
-    if any(metric.official is False for metric in metrics):
-        yield "*: not the official documents of the task"
-    if any(metric.higher_is_better is False for metric in metrics):
-        yield LOWER_NOTE
-    for run, name in zip(runs[1:], names[1:], strict=True):
-        if unlike := [(mine, theirs) for mine, theirs in differences(runs[0], run) if mine.refused]:
-            listed = "; ".join(f"{mine.name}: {theirs.value}, not {mine.value}" for mine, theirs in unlike)
-            yield f"{name} is measured differently than {names[0]} ({listed}), so their numbers do not compare"
 
 
 def _run_panel(run: Run, name: str) -> Panel:
@@ -120,21 +52,21 @@ def _run_panel(run: Run, name: str) -> Panel:
     return Panel(address, title, (report,), panels=(*panels, _provenance_panel(run, f"{address}-made")))
 
 
-def figure_panels(runs: Sequence[Run], names: Sequence[str]) -> tuple[Panel, ...]:
+def figure_panels(runs: Sequence[Run], names: Sequence[str], models: Sequence[str] = ()) -> tuple[Panel, ...]:
     """Return a panel with the figures of each benchmark that has any; those that cannot be drawn are named."""
     panels = []
     for kind in dict.fromkeys(run.kind for run in runs):
-        members = [(run, name) for run, name in zip(runs, names, strict=True) if run.kind == kind]
+        members = [each for each in zip(runs, names, models or names, strict=True) if each[0].kind == kind]
         address, figures, problems = f"figures-{anchor(kind)}", [], []
         try:
-            drawn = benchmark_of(members[0][0]).figures([run for run, _ in members], [name for _, name in members])
+            drawn = benchmark_of(members[0][0]).figures(*zip(*members, strict=True))
         except EvalkitError as error:
             drawn, problems = [], [f"the figures cannot be drawn: {error}"]
         for figure in drawn:
             try:
                 figures.append(PageFigure(f"{address}-{figure.name}", figure.words, svg_of(figure.draw)))
             except EvalkitError as error:
-                problems.append(f"figure {figure.name} cannot be drawn: {error}")
+                problems.append(f"{figure.name}: not drawn, {error}")
         if figures or problems:
             reports = (Report((), notes=tuple(problems)),) if problems else ()
             panels.append(Panel(address, f"Figures of {kind}", reports, tuple(figures)))

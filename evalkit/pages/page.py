@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -115,6 +116,7 @@ def write_page(page: Page, path: Path) -> None:
     script = f'\n{library}\n(() => {{\n"use strict";\n{body}\n}})();\n'
     if _ENDS_SCRIPT.search(script):
         raise ValueError("a script of evalkit/pages/assets has '</script' or '<!--' in it")
+    dark = partial(re.sub, r"<svg\b[^>]*>", rf'\g<0><style class="dark">{_asset("figure.css")}</style>', count=1)
     environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True,
                               undefined=StrictUndefined)  # fmt: skip
     environment.filters["printable"] = printable
@@ -128,7 +130,7 @@ def write_page(page: Page, path: Path) -> None:
         style=Markup("\n".join(map(_asset, styles))),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         lines=lambda lines, element: Markup(html_lines(lines, element)),
-        picture=lambda figure: _PICTURE + base64.b64encode(figure.svg.encode("utf-8", "replace")).decode(),
+        picture=lambda figure: _PICTURE + base64.b64encode(dark(figure.svg).encode("utf-8", "replace")).decode(),
         formats=[(form, label, SUFFIXES[form]) for form, label in _COPIED],
     )
     replace_file(path, (chunk.encode("utf-8", "backslashreplace") for chunk in chunks))

@@ -26,10 +26,11 @@ from evalkit.comparison.sides import Group, Side, check_unique, names, sides_of
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import doing
 from evalkit.errors import EvalkitError, RunError, UsageError
-from evalkit.escape import counted
+from evalkit.escape import counted, printable
 from evalkit.pages.documents import document_data
-from evalkit.pages.overview import by_suite, figure_panels, overview_panels, sources_panel
+from evalkit.pages.overview import by_suite, figure_panels, result_panels, sources_panel
 from evalkit.pages.page import Page, PageFigure, Panel, svg_of, write_page
+from evalkit.pages.tables import PageBenchmark
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
@@ -39,24 +40,12 @@ from evalkit.studies.study import StudyBenchmark, StudyCheckpoint, select, train
 
 
 @dataclass(frozen=True)
-class PageComparison:
-    """Sides that are compared; the first is the baseline."""
-
-    title: str
-    """The suite, or the benchmark of a study."""
-    sides: tuple[Side, ...]
-    rule: str | None = None
-    trainings: tuple[StudyTraining, ...] = ()
-    """Trainings with two finished steps or more, drawn as curves."""
-
-
-@dataclass(frozen=True)
 class PageContents:
     """What a page shows."""
 
-    runs: tuple[Run, ...]
-    names: tuple[str, ...]
-    comparisons: tuple[PageComparison, ...]
+    benchmarks: tuple[PageBenchmark, ...]
+    title: str = ""
+    """By default the names of the runs."""
     notes: tuple[str, ...] = ()
     """For readers of the page: what is not finished, and checkpoints that have changed since."""
 
@@ -79,17 +68,18 @@ def contents_of_runs(
         raise UsageError(f"--names has {given} for {needed}; give one for each run")
     named = list(given_names) or _own_names(singles)
     sides = sides_of(singles, groups, named)
-    shown = [*named, *(f"{name} {number}" for name, members in groups for number in range(1, len(members) + 1))]
-    if twice := [name for name in shown if shown.count(name) > 1]:
+    shown = [[name] for name in named]
+    shown += [[f"{name} {number}" for number in range(1, len(members) + 1)] for name, members in groups]
+    every = [name for of_side in shown for name in of_side]
+    if twice := [name for name in every if every.count(name) > 1]:
         raise UsageError(f"two runs are called '{twice[0]}'; give the groups or the runs other names")
-    rules = _rules(runs, rule)
-    compared = []
+    rules, benchmarks = _rules(runs, rule), []
     for (kind, suite), numbers in by_suite([side.runs[0] for side in sides]).items():
-        if len(numbers) > 1:  # the title has the suite
-            of_suite = [sides[number] for number in numbers]
-            members = (replace(side, name=side.name.removesuffix(f" on {suite}")) for side in of_suite)
-            compared.append(PageComparison(suite, tuple(members), rules[kind]))
-    return PageContents(tuple(runs), tuple(shown), tuple(compared))
+        # The title has the suite
+        members = (replace(sides[number], name=sides[number].name.removesuffix(f" on {suite}")) for number in numbers)
+        of_runs = tuple(name for number in numbers for name in shown[number])
+        benchmarks.append(PageBenchmark(suite, tuple(members), of_runs, rules[kind]))
+    return PageContents(tuple(benchmarks))
 
 
 def _own_names(runs: Sequence[Run]) -> list[str]:
@@ -127,24 +117,23 @@ def contents_of_study(
     benchmarks = [study.benchmark(benchmark)] if benchmark else list(study.benchmarks)
     models = [select(study, name) for name in chosen or study.names]
     checkpoints = [checkpoint for model in models for checkpoint in model.checkpoints]
-    runs: dict[str, Run] = {}
-    comparisons, notes = [], []
+    pages, notes = list[PageBenchmark](), list[str]()
     for each in benchmarks:
         suffix = f" on {each.name}" if len(benchmarks) > 1 else ""
-        sides = []
+        sides, names = list[Side](), list[str]()
         for model in models:
             pairs = zip(model.checkpoints, model.labels, strict=True)
-            finished = {label: run for of, label in pairs if (run := results.run(of, each)) is not None}
-            runs |= {f"{label}{suffix}": run for label, run in finished.items()}
+            finished = {label + suffix: run for of, label in pairs if (run := results.run(of, each)) is not None}
             sides += [Side(model.name, tuple(finished.values()))] if finished else []
+            names += finished
         check_unique(sides)
         notes += [*results.unfinished(checkpoints, each), *results.changes(checkpoints, each)]
         curves = tuple(_trainings(results, checkpoints, each))
-        if len(sides) > 1 or curves:
-            comparisons.append(PageComparison(each.name, tuple(sides), with_default_rule(rule, each.rule), curves))
-    if not runs:
+        pages.append(PageBenchmark(each.name, tuple(sides), tuple(names), with_default_rule(rule, each.rule), curves))
+    if not any(page.sides for page in pages):
         raise UsageError(f"study {study.path}: no run is finished; run {results.remedy}")
-    return PageContents(tuple(runs.values()), tuple(runs), tuple(comparisons), tuple(dict.fromkeys(notes)))
+    title = study.path.resolve().parent.name if study.path.stem == "study" else study.path.stem
+    return PageContents(tuple(pages), title, tuple(dict.fromkeys(notes)))
 
 
 def _trainings(
@@ -154,7 +143,8 @@ def _trainings(
         for name, of_training in trainings(results.study, model):
             steps = [each.step for each in of_training if results.run(each, benchmark) and each.step is not None]
             if len(steps) > 1:
-                yield StudyTraining(Side(name, results.runs(of_training, benchmark)), tuple(steps), ())
+                side = Side(name, results.runs(of_training, benchmark))
+                yield StudyTraining(side, tuple(steps), (), printable(model))
 
 
 def write_report(
@@ -168,10 +158,11 @@ def write_report(
 ) -> int:
     """Write the page of finished runs, and return its size in bytes.
 
-    The title is by default the names of the runs; `sample` says which documents of each task are shown, by default all.
+    The title is by default that of the contents; `sample` says which documents of each task are shown, by default all.
     That the file cannot be at this path raises `UsageError` before the runs are read.
     """
-    runs, names, documents = contents.runs, contents.names, None
+    runs = [run for each in contents.benchmarks for run in each.runs]
+    names, documents = [name for each in contents.benchmarks for name in each.names], None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -180,9 +171,11 @@ def write_report(
         raise UsageError(f"{path} cannot be written: {error.strerror or error}; name another file") from error
     with remembering():
         with doing("results"):
-            overview, results = overview_panels(runs, names), figure_panels(runs, names)
+            panels = [result_panels(each, number) for number, each in enumerate(contents.benchmarks, 1)]
+            models = [side.name for each in contents.benchmarks for side in each.sides for _ in side.runs]
+            figures = figure_panels(runs, names, models)
         with doing("comparisons"):
-            several, numbered = len(contents.comparisons) > 1, enumerate(contents.comparisons, 1)
+            several, numbered = len(contents.benchmarks) > 1, enumerate(contents.benchmarks, 1)
             compared = tuple(panel for number, each in numbered for panel in _compared(each, number, several))
         if with_documents:
             with doing("documents"):
@@ -190,9 +183,16 @@ def write_report(
     with doing("writing the page"):
         now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         made = " ".join([f"Made by evalkit {__version__} on {now}.", *contents.notes])
-        title = title or ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
-        chapters: dict[str, Sequence[Panel]] = {"Overview": overview, "Comparisons": compared, "Results": results}
-        page = Page(title, made, chapters | {"Documents": (), "Sources": [sources_panel(runs)]}, documents)
+        title = title or contents.title or ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
+        chapters: dict[str, Sequence[Panel]] = {
+            "Results": [panel for results, _ in panels for panel in results],
+            "Comparisons": compared,
+            "Figures": figures,
+            "Runs": [panel for _, singles in panels for panel in singles],
+            "Documents": (),
+            "Sources": [sources_panel(runs)],
+        }
+        page = Page(title, made, chapters, documents)
         try:
             write_page(page, path)
         except OSError as error:
@@ -200,14 +200,14 @@ def write_report(
     return path.stat().st_size
 
 
-def _compared(comparison: PageComparison, number: int, several: bool) -> Iterator[Panel]:
+def _compared(comparison: PageBenchmark, number: int, several: bool) -> Iterator[Panel]:
     suite = comparison.title if several else ""
     if len(comparison.sides) > 1:
         yield from comparison_panels(comparison.sides, comparison.rule, suite, f"comparison-{number}")
     if comparison.trainings:
         name = f"curves-{number}"
         try:
-            curves = [curve(training.side, comparison.rule, training.steps) for training in comparison.trainings]
+            curves = [curve(each.side, comparison.rule, each.steps, each.model) for each in comparison.trainings]
             yield curve_panel(curves, suite, name)
         except EvalkitError as error:
             yield Panel(name, "Training curves", (Report((), facts=(f"There are no curves: {error}",)),))

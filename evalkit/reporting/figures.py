@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,13 +38,27 @@ _NOTE_SIZE, _NOTE_MARGIN, _NOTE_HEIGHT = 6.5, 0.2, 0.118
 
 
 def line_look(number: int) -> dict[str, Any]:
-    """Return colour and marker of a figure's n-th line, from 0."""
-    return {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKERS[number % len(_MARKERS)]}
+    """Return colour, marker and dashes of a figure's n-th line, from 0; after each six the colours are darker."""
+    from matplotlib.colors import to_hex, to_rgb
+
+    cycle, column = divmod(number, len(_COLOURS))
+    red, green, blue = (part * 0.6**cycle for part in to_rgb(_COLOURS[column]))
+    dashes = _DASHES[(number + cycle) % len(_DASHES)]  # others for a marker than before, for prints without colour
+    return {"color": to_hex((red, green, blue)), "marker": _MARKERS[column], "linestyle": dashes}
 
 
-def dashes(number: int) -> Any:
-    """Return the dashes of a figure's n-th line, from 0; after six colours the dashes are others than before."""
-    return _DASHES[(number + number // len(_COLOURS)) % len(_DASHES)]
+def legend_texts(models: Iterable[str]) -> dict[str, str]:
+    """Return the text of each model in a legend, with the number of its seeds if there are several."""
+    return {name: short_name(name) + f" ({n} seeds)" * (n > 1) for name, n in Counter(models).items()}
+
+
+def tick_values(measured: Iterable[int], most: int) -> list[int]:
+    """Return measured values to label on an axis: the first, the last, and others at least 1/`most` of it apart."""
+    ticks, last = list[int](), max(values := sorted({*measured}))
+    for value in values:
+        if value in (values[0], last) or min(value - ticks[-1], last - value) >= (last - values[0]) / most:
+            ticks.append(value)
+    return ticks
 
 
 def style_axes(panel: Axes, grid: Literal["x", "y"] = "x") -> None:
@@ -60,7 +75,7 @@ def short_name(name: str) -> str:
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-_LONGEST // 2 + 1 :]}"
 
 
-def _text_width(text: str, size: float) -> float:
+def text_width(text: str, size: float) -> float:
     """Inches that a text takes in a font size, in points."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
@@ -75,7 +90,7 @@ def wrapped(notes: str, width: float) -> list[str]:
     for note in notes.split("\n"):
         line = ""
         for word in note.split():
-            if line and _text_width(f"{line} {word}", _NOTE_SIZE) > width - _NOTE_MARGIN:
+            if line and text_width(f"{line} {word}", _NOTE_SIZE) > width - _NOTE_MARGIN:
                 lines.append(line)
                 line = " "  # later lines of a paragraph are indented
             line = f"{line} {word}" if line else word
@@ -193,17 +208,17 @@ class FigurePanel:
 
 
 def draw_panels(
-    panels: Sequence[FigurePanel], runs: Sequence[str], columns: int, notes: str, path: Path, share_y: bool = False
+    panels: Sequence[FigurePanel], runs: Mapping[str, str], columns: int, notes: str, path: Path, share_y: bool = False
 ) -> None:
     """Draw panels (all of lines, or all maps), `columns` in a row, a legend above them and paragraphs of notes below.
 
-    A run has the same look in each panel. `path` ends in .png, .pdf or .svg.
+    A run has the same look in each panel; `runs` has its text in the legend. `path` ends in .png, .pdf or .svg.
     """
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     width = _WIDEST if len(panels) == 1 else _WIDTH * columns + 0.7 * bool(panels[0].y)
     lines = wrapped(notes, width)
-    in_row = max(1, int(width / (_LEGEND_LOOK + max(_text_width(short_name(run), _LEGEND_SIZE) for run in runs))))
+    in_row = max(1, int(width / (_LEGEND_LOOK + max(text_width(text, _LEGEND_SIZE) for text in runs.values()))))
     legend = 0 if panels[0].y else -(-len(runs) // in_row)
     figure = new_figure(width, _HEIGHT * rows + notes_height(lines) + _LEGEND_LINE * legend + 0.2)
     axes = figure.subplots(rows, columns, squeeze=False, sharey=share_y).flatten()
@@ -219,14 +234,12 @@ def draw_panels(
     if panels[0].y:
         _draw_maps(figure, panels)
     elif legend:
-        _draw_legend(figure, runs, in_row)
+        _draw_legend(figure, runs.values(), in_row)
     write_notes(figure, lines)
     save_figure(figure, path)
 
 
-def _draw_lines(axis: Axes, panel: FigurePanel, runs: Sequence[str]) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
+def _draw_lines(axis: Axes, panel: FigurePanel, runs: Iterable[str]) -> None:
     for number, run in enumerate(runs):
         points = panel.table[panel.table["run"] == run].sort_values(panel.x)
         if points.empty:
@@ -238,24 +251,25 @@ def _draw_lines(axis: Axes, panel: FigurePanel, runs: Sequence[str]) -> None:
         low, high = heights - spread, heights + spread
         axis.fill_between(across, low, high, color=look["color"], alpha=0.13, linewidth=0, zorder=1)
         size = 3.2 if len(across) <= _MOST_MARKED else 0
-        axis.plot(across, heights, linestyle=dashes(number), linewidth=1.3, markersize=size, zorder=2, **look)
+        axis.plot(across, heights, linewidth=1.3, markersize=size, zorder=2, **look)
     if panel.reference is not None:
         axis.axhline(panel.scale * panel.reference, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
     style_axes(axis, "y")
+    if panel.percent:  # a band may reach where no share can be
+        bottom, top = axis.get_ylim()
+        axis.set_ylim(max(bottom, -4), min(top, 104))
+    ticks = tick_values(measured := sorted({*panel.table[panel.x]}), _MOST_TICKS)
     if panel.doubling:
         axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    else:
-        axis.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS, integer=True))
+        ticks = [measured[number] for number in tick_values(range(len(measured)), _MOST_TICKS)]
+    axis.set_xticks(ticks, map(str, ticks))
 
 
-def _draw_legend(figure: Figure, runs: Sequence[str], in_row: int) -> None:
+def _draw_legend(figure: Figure, texts: Iterable[str], in_row: int) -> None:
     from matplotlib.lines import Line2D
 
-    lines = []
-    for number, run in enumerate(runs):
-        look = {"linestyle": dashes(number), "linewidth": 1.3, "markersize": 3.5} | line_look(number)
-        lines.append(Line2D([], [], label=short_name(run), **look))
+    looks: list[dict[str, Any]] = [{"label": text} | line_look(number) for number, text in enumerate(texts)]
+    lines = [Line2D([], [], linewidth=1.3, markersize=3.5, **look) for look in looks]
     form: dict[str, Any] = {"loc": "outside upper left", "ncols": min(in_row, len(lines)), "frameon": False}
     form |= {"handlelength": 3.2, "borderpad": 0.2, "labelspacing": 0.3, "fontsize": _LEGEND_SIZE}
     legend = figure.legend(handles=lines, **form)
@@ -264,7 +278,7 @@ def _draw_legend(figure: Figure, runs: Sequence[str], in_row: int) -> None:
 
 
 def _draw_maps(figure: Figure, panels: Sequence[FigurePanel]) -> None:
-    """Draw maps; those of one measure have one scale of colours."""
+    """Draw maps, with one scale of colours for each measure; a row with fewer values than others has wider cells."""
     import numpy as np
     from matplotlib.colors import Normalize
 
@@ -273,19 +287,22 @@ def _draw_maps(figure: Figure, panels: Sequence[FigurePanel]) -> None:
         members = [(axis, panel) for axis, panel in zip(axes, panels, strict=False) if panel.label == label]
         values = np.concatenate([panel.scale * panel.table["value"].to_numpy(float) for _, panel in members])
         low, high = float(np.nanmin(values)), float(np.nanmax(values))
-        colours, norm = "viridis", Normalize(min(low, 0.0), high or 1.0)
+        high = high if high > low else low + 1
+        colours, norm = "viridis", Normalize(low, high)
         if low < 0:
             colours, norm = "RdBu_r", Normalize(-max(-low, high), max(-low, high))
         look: dict[str, Any] = {"aspect": "auto", "origin": "lower", "interpolation": "nearest"}
         for axis, panel in members:
             wide = panel.scale * panel.table.pivot(index=panel.y, columns=panel.x, values="value")
-            axis.set_facecolor("#d9d9d9")
-            image = axis.imshow(wide.to_numpy(float), cmap=colours, norm=norm, **look)
+            known = [row[~np.isnan(row)] for row in wide.to_numpy(float)]
+            cells = [row[np.arange(wide.shape[1]) * len(row) // wide.shape[1]] for row in known]
+            image = axis.imshow(np.stack(cells), cmap=colours, norm=norm, **look)
             for labels, set_ticks in ((wide.columns, axis.set_xticks), (wide.index, axis.set_yticks)):
-                ticks = range(0, len(labels), -(-len(labels) // _MOST_TICKS))
+                ticks = tick_values(range(len(labels)), _MOST_TICKS)
                 set_ticks(ticks, [f"{labels[tick]}" for tick in ticks])
             axis.tick_params(labelsize=8, colors="#444444")
             axis.set_ylabel(panel.y, fontsize=8, color=INK)
         bar = figure.colorbar(image, ax=[axis for axis, _ in members], aspect=28, pad=0.02)
         bar.set_label(label, fontsize=8, color=INK)
+        bar.ax.set_ylim(low, high)  # of a scale about zero, what the data span
         bar.ax.tick_params(labelsize=8, colors="#444444")

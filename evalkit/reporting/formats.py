@@ -78,8 +78,8 @@ def html_table(table: Table) -> str:
 
 
 def html_lines(lines: Sequence[str], element: str) -> str:
-    """Return sentences as paragraphs (p), or as the items of a list (ul)."""
-    escaped = [html.escape(printable(line)) for line in lines]
+    """Return sentences as paragraphs (p), or as the items of a list (ul); addresses are links."""
+    escaped = [_linked(printable(line)) for line in lines]
     if element == "ul":
         return "<ul>\n" + "".join(f"<li>{line}</li>\n" for line in escaped) + "</ul>"
     return "\n".join(f"<p>{line}</p>" for line in escaped)
@@ -135,7 +135,14 @@ def _html_cell(cell: Cell) -> str:
 
 
 def _html(text: Text) -> str:
-    return "".join(marked(span, html.escape(span.text), _HTML) for span in text)
+    return "".join(marked(span, _linked(span.text), _HTML) for span in text)
+
+
+_ADDRESS = re.compile(r"https?://(?:[\w/.?#@!$*+=%~,:;-]|&amp;)*[\w/#=-]")  # in escaped text
+
+
+def _linked(text: str) -> str:
+    return _ADDRESS.sub(r'<a href="\g<0>">\g<0></a>', html.escape(text))
 
 
 _NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?%?")

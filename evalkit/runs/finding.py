@@ -155,19 +155,25 @@ def _named(given: str, root: Path) -> list[Run]:
     for folder in (Path(given), root / given):
         if is_file(folder / MANIFEST):
             return [load_run(folder)]
-    path = None
+    if matching := matching_runs(given, root):
+        return [run if isinstance(run, Run) else load_run(run.folder) for run in matching]
+    # Unlike `Path.is_dir`, false for a path that the file system rejects
+    if os.path.isdir(os.path.expanduser(given)):  # noqa: PTH111, PTH112
+        raise RunError(f"{given} is neither a run folder (it has no {MANIFEST}) nor the checkpoint of a run in {root}")
+    raise UnknownNameError("run", given, [run.folder.name for run in scan(root)] or [f"none in {root}"])
+
+
+def matching_runs(given: str, root: Path) -> list[Run | DamagedRun]:
+    """Return the runs in a folder whose checkpoint, id or folder's name a text may mean; damaged ones too."""
+    path, stored = None, list(scan(root))
     with suppress(OSError, RuntimeError):
         path = str(Path(given).expanduser().resolve())
-    stored = list(scan(root))
     # A checkpoint that is here is meant itself, and no namesake
     is_here = path is not None and is_file(Path(path) / "config.json")
     for matches in (_is_at,) if is_here else (_is_at, _has_name, _begins):
         if matching := [run for run in stored if matches(run, given, path)]:
-            return [run if isinstance(run, Run) else load_run(run.folder) for run in matching]
-    # Unlike `Path.is_dir`, false for a path that the file system rejects
-    if path is not None and os.path.isdir(path):  # noqa: PTH112
-        raise RunError(f"{given} is neither a run folder (it has no {MANIFEST}) nor the checkpoint of a run in {root}")
-    raise UnknownNameError("run", given, [run.folder.name for run in stored] or [f"none in {root}"])
+            return matching
+    return []
 
 
 def list_runs(root: Path | str = RUNS) -> list[Run]:

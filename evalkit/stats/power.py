@@ -60,7 +60,7 @@ def sign_flip_detectable(sums: Floats, weights: Floats, stderr: float, most: flo
     return max(smooth, exact * size * count / n)
 
 
-def mcnemar_power(n: int, discordance: float, difference: float) -> float:
+def mcnemar_power(n: int, discordance: float, difference: float, level: float = ALPHA) -> float:
     """Return the power of the exact McNemar test for a true difference, by summing over all outcomes.
 
     `discordance` is the share of the n documents that only one side gets right; `difference`, at most as large, the
@@ -71,7 +71,7 @@ def mcnemar_power(n: int, discordance: float, difference: float) -> float:
     mean, spread = n * discordance, math.sqrt(n * discordance * (1 - discordance))
     # Six standard deviations and a margin cover all but 1e-9 of the probability
     counts = np.arange(max(1, int(mean - 6 * spread - 10)), min(n, int(mean + 6 * spread + 30)) + 1)
-    most = _most_losses(int(counts[0]), int(counts[-1]))
+    most = _most_losses(int(counts[0]), int(counts[-1]), level)
     few, won = np.maximum(most, 0), (1 + difference / discordance) / 2
     either = np.where(most >= 0, bdtr(few, counts, 1 - won) + bdtr(few, counts, won), 0.0)
     choose = gammaln(n + 1) - gammaln(counts + 1) - gammaln(n - counts + 1)
@@ -79,23 +79,23 @@ def mcnemar_power(n: int, discordance: float, difference: float) -> float:
     return float((binomial * either).sum())
 
 
-def mcnemar_detectable(n: int, discordant: int) -> float | None:
+def mcnemar_detectable(n: int, discordant: float, level: float = ALPHA) -> float | None:
     """Return the smallest difference that the exact McNemar test detects.
 
     The number of discordant documents is the observed one, or the number that the difference requires, if larger.
     """
     observed = discordant / n
-    return _first(lambda difference: mcnemar_power(n, max(observed, difference), difference), 1.0)
+    return _first(lambda difference: mcnemar_power(n, max(observed, difference), difference, level), 1.0)
 
 
 @lru_cache(maxsize=64)
-def _most_losses(first: int, last: int) -> Floats:
+def _most_losses(first: int, last: int, level: float) -> Floats:
     """Return, for each number of discordant documents, the most losses (or wins) that are significant; -1 if none."""
     from scipy.special import bdtr, bdtrik
 
     counts = np.arange(first, last + 1)
-    most = np.nan_to_num(np.floor(bdtrik(ALPHA / 2, counts, 0.5)), nan=-1.0)
-    significant: Floats = np.where(bdtr(np.maximum(most, 0), counts, 0.5) > ALPHA / 2, most - 1, most)
+    most = np.nan_to_num(np.floor(bdtrik(level / 2, counts, 0.5)), nan=-1.0)
+    significant: Floats = np.where(bdtr(np.maximum(most, 0), counts, 0.5) > level / 2, most - 1, most)
     return significant
 
 

@@ -152,7 +152,7 @@ def study_sides(results: StudyResults, names: Sequence[str], benchmark: StudyBen
 
 
 def study_analyses(results: StudyResults, names: Sequence[str], benchmark: str | None) -> StudySides:
-    """Return the finished analyses of a study's models, by NAME or NAME@STEP, a side for each seed.
+    """Return the finished analyses of a study's models, by NAME or NAME@STEP. Seeds are runs of one side.
 
     Raises:
         UsageError: an unknown name, no benchmark analyses attention, several do and none is named, or no run is
@@ -169,16 +169,19 @@ def study_analyses(results: StudyResults, names: Sequence[str], benchmark: str |
         )
     [chosen] = fitting
     models = [select(study, name) for name in names or study.names]
-    labels = [pair for model in models for pair in zip(model.labels, model.checkpoints, strict=True)]
-    checkpoints = [checkpoint for _, checkpoint in labels]
+    checkpoints = [checkpoint for model in models for checkpoint in model.checkpoints]
     if names:
         results.require(checkpoints, chosen)
-    runs = ((label, results.run(checkpoint, chosen)) for label, checkpoint in labels)
-    sides = tuple(Side(label, (run,)) for label, run in runs if run is not None)
+    sides = []
+    for model in models:
+        marks = (label.removeprefix(model.name) for label in model.labels)
+        runs = (results.run(checkpoint, chosen) for checkpoint in model.checkpoints)
+        finished = {mark: run for mark, run in zip(marks, runs, strict=True) if run is not None}
+        sides += [Side(model.name, tuple(finished.values()), tuple(finished))] if finished else []
     if not sides:
         raise UsageError(f"study {study.path}: no run of {chosen.name} is finished; run {results.remedy}")
     notes = *steps_note(models), *results.unfinished(checkpoints, chosen), *results.changes(checkpoints, chosen)
-    return StudySides(sides, notes)
+    return StudySides(tuple(sides), notes)
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,8 @@ class StudyTraining:
     steps: tuple[int, ...]
     notes: tuple[str, ...]
     """Steps that are not finished, and checkpoints that have changed since."""
+    model: str = ""
+    """The name that its seeds share."""
 
 
 def study_trainings(results: StudyResults, names: Sequence[str], benchmark: StudyBenchmark) -> list[StudyTraining]:
@@ -202,7 +207,7 @@ def study_trainings(results: StudyResults, names: Sequence[str], benchmark: Stud
     if not (chosen := names or [name for name in study.names_on(benchmark) if name in with_steps]):
         raise UsageError(f"study {study.path}: no checkpoint has 'steps', so there is no curve")
     curves = []
-    for name, checkpoints in (seed for model in chosen for seed in trainings(study, model)):
+    for model, (name, checkpoints) in ((of, seed) for of in chosen for seed in trainings(study, of)):
         missing = results.missing(checkpoints, benchmark)
         done = [checkpoint for checkpoint in checkpoints if checkpoint not in missing]
         if len(done) < 2:
@@ -212,6 +217,6 @@ def study_trainings(results: StudyResults, names: Sequence[str], benchmark: Stud
             lacking = ", ".join(f"{checkpoint.step:,}" for checkpoint in missing)
             notes = [f"{name}: not finished: {'step' if len(missing) == 1 else 'steps'} {lacking}.", *notes]
         steps = tuple(checkpoint.step for checkpoint in done if checkpoint.step is not None)
-        curves.append(StudyTraining(Side(name, results.runs(done, benchmark)), steps, tuple(notes)))
+        curves.append(StudyTraining(Side(name, results.runs(done, benchmark)), steps, tuple(notes), printable(model)))
     check_unique([training.side for training in curves])
     return curves

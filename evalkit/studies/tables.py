@@ -91,9 +91,9 @@ def study_table(results: StudyResults, request: TableRequest, benchmark: str | N
 def own_tables(results: StudyResults, benchmark: str | None, rule: str | None, errors: bool) -> Report:
     """Return a table of each benchmark of a study, or of one: a line for each model at its last step, with its seeds.
 
-    `errors`: with ±, see `summary_report`.
+    `rule` is for the benchmarks that have rules. `errors`: with ±, see `summary_report`.
     """
-    study, parts = results.study, []
+    study, parts, has_rule = results.study, [], False
     for each in [study.benchmark(benchmark)] if benchmark else study.benchmarks:
         models = [select(study, name) for name in study.names_on(each)]
         entries = []
@@ -101,10 +101,15 @@ def own_tables(results: StudyResults, benchmark: str | None, rule: str | None, e
             runs = results.runs(model.checkpoints, each)
             if runs:
                 check_uniform(Side(model.name, runs))
-            entries.append(Summarised(model.name, runs, rule or each.rule, "finished" if runs else "not finished"))
+            applies = any(run.rule for run in runs)
+            has_rule |= applies
+            state = "finished" if len(runs) == len(model.checkpoints) else "not finished"
+            entries.append(Summarised(model.name, runs, (rule if applies else None) or each.rule, state))
         checkpoints = [checkpoint for model in models for checkpoint in model.checkpoints]
         notes = *steps_note(models), *results.unfinished(checkpoints, each), *results.changes(checkpoints, each)
         parts.append(summary_report(entries, each.name, errors).with_notes(notes))
+    if rule and not has_rule:
+        raise UsageError(f"--rule {rule}: no finished run of study {study.path} has rules; leave it out")
     return Report((), content=[part.content for part in parts], parts=tuple(parts)) if len(parts) > 1 else parts[0]
 
 

@@ -16,7 +16,6 @@ from typing import Any, Literal, TypeVar, Unpack
 import torch
 import transformers
 from torch import distributed
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from evalkit.benchmarks.keywords import SuiteSettings
 from evalkit.benchmarks.registry import benchmark_of
@@ -225,7 +224,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
     def _run(self, step: int) -> dict[str, float]:
         name, loading = f"{self._name} step {step}", dict(self._loading)
-        loading["saved_as"] = Path(self._trainer.args.output_dir).resolve() / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+        loading["saved_as"] = Path(self._trainer.args.output_dir).resolve() / f"checkpoint-{step}"
         with self._progress as shown, live_model(self._trainer.model, name, **loading) as spec:
             plan = planned(spec, self._options, shown.say)
             return logged_metrics(run_plan(plan, shown), plan.manifest["rule"])

@@ -41,6 +41,10 @@ def test_model_args_are_settings() -> None:
         ("pretrained=a,parallelize=True", "parallelize", UnknownNameError),
         ("pretrained=a,trust_remote_code=True", "--trust-remote-code", UsageError),
         ("pretrained=a,pretrained=b", "twice", UsageError),
+        ("pretrained", "--model-args pretrained: .*pretrained=VALUE", UsageError),
+        ("pretrained=a,max_length=abc", "max_length is 'abc'", UsageError),
+        ("pretrained=a,max_length=-4", "max_length is -4", UsageError),
+        ("pretrained=a,device=gpu", "--model-args device=gpu: device gpu", UsageError),
     ):
         with pytest.raises(kind, match=noun):
             with_model_args("hf", words, {})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import json
 import math
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,14 +21,14 @@ from evalkit.benchmarks.run import evaluate
 from evalkit.display import Progress
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import decide, find_rule
-from evalkit.studies.study import save_record
+from evalkit.studies.study import record_of, save_record
 from evalkit.studies.study_file import read_study
 from evalkit.tables.layout import layout_names
 from tests.benchmarks.attention.made import made_run
 from tests.cli.conftest import Command, complains, completed
 from tests.documents import rewrite
 from tests.studies.conftest import computed_study, files, study
-from tests.studies.made import changed, write_study
+from tests.studies.made import write_study
 from tests.studies.test_tables import own, with_tables
 from tests.tables.runs import written
 
@@ -218,7 +220,7 @@ def test_figures_that_cannot_be_drawn_are_left_out(evalkit: Command, tmp_path: P
     outcome = evalkit("figure", "--all", run.folder, "-o", "figures")
     assert outcome.code == 0
     assert {path.name for path in Path("figures").iterdir()} == {f"rank.{ending}" for ending in ("pdf", "png", "csv")}
-    left = [line.split(": ")[1] for line in outcome.err.splitlines() if line.startswith("left out: ")]
+    left = [line.split(": ")[0] for line in outcome.err.splitlines() if ": not drawn, " in line]
     assert left == [name for name in KINDS if name != "rank"]
     complains(evalkit("figure", "--all", run.folder, "-o", "other", "--layers", "7"), 2)
 
@@ -233,25 +235,60 @@ def test_figures_of_a_study(evalkit: Command, tmp_path: Path) -> None:
         if cell.benchmark.name == "maps" and cell.checkpoint.name != "new":
             run = made_run(study.output, cell.checkpoint.model, documents=2)
             save_record(study.output, cell, run.folder, run.manifest["id"])
-    for words, order in (
-        ((), ["base", "intg seed 1", "intg seed 2"]),
-        (("intg", "base", "--benchmark", "maps"), ["intg seed 1", "intg seed 2", "base"]),
+    for name, words, order in (
+        ("entropy", (), ["base", "intg"]),
+        ("entropy", ("intg", "base", "--benchmark", "maps"), ["intg", "base"]),
+        ("entropy", ("base", "intg", "--names", "Vanilla,Integral"), ["Vanilla", "Integral"]),
+        ("heatmap", (), ["base", "intg seed 1", "intg seed 2"]),
+        ("heatmap", ("intg", "--names", "Integral"), ["Integral seed 1", "Integral seed 2"]),
     ):
-        outcome = evalkit("figure", "entropy", *words, "--study", path)
+        outcome = evalkit("figure", name, *words, "--study", path)
         assert outcome.code == 0 and ("new on maps" in outcome.err) == (not words)
-        assert drawn_in("entropy.csv") == order
-    changed(path, figures={"entropy": ["intg", "base"], "bos": ["base"]})
-    for words, order in (((), ["intg seed 1", "intg seed 2", "base"]), (("base",), ["base"])):
+        drawn = rows_of(Path(f"{name}.csv").read_text(encoding="utf-8"))
+        assert list(dict.fromkeys(row["run"] for row in drawn)) == order
+    complains(evalkit("figure", "entropy", "--study", path, "base", "intg", "--names", "A,A"), 2)
+    page = ("report", "--study", path, "--benchmark", "maps", "--without-documents", "-o", "page.html")
+    assert evalkit(*page).code == 0
+    pictures = re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", Path("page.html").read_text(encoding="utf-8"))
+    legends = ["intg (2 seeds)" in base64.b64decode(picture).decode() for picture in pictures]
+    assert any(legends)
+    record = record_of(study.output, next(cell for cell in study.runs if cell.label == "intg seed 1 on maps"))
+    assert record is not None
+    shutil.rmtree(study.output / record.folder)
+    outcome = evalkit("figure", "heatmap", "--study", path)
+    assert outcome.code == 0 and "intg seed 1 on maps" in outcome.err
+    drawn = rows_of(Path("heatmap.csv").read_text(encoding="utf-8"))
+    assert list(dict.fromkeys(row["run"] for row in drawn)) == ["base", "intg seed 2"]
+
+
+def test_figures_of_groups_are_of_seeds(evalkit: Command, tmp_path: Path) -> None:
+    a, b, c = (made_run(tmp_path, f"models/{name}", documents=2).folder for name in "abc")
+    outcome = evalkit("figure", "entropy", a, "--group", f"pair={b},{c}")
+    assert outcome.code == 0
+    drawn = rows_of(Path("entropy.csv").read_text(encoding="utf-8"))
+    assert list(dict.fromkeys(row["run"] for row in drawn)) == ["a", "pair"]
+    assert all((row["spread"] == "") == (row["run"] == "a") for row in drawn)
+
+
+def test_the_models_of_each_figure_of_a_study(evalkit: Command, tmp_path: Path) -> None:
+    """Those that it lists, in its order; named models count more, and all models are in figures that are not listed."""
+    checkpoints, maps = {name: f"gone/{name}" for name in ("base", "intg", "new")}, {"suite": "attention", "sample": 2}
+    listed = {"entropy": ["intg", "base"], "bos": ["base"], "negative": ["new"]}
+    path = write_study(tmp_path / "study.yaml", checkpoints, {"maps": maps}, settings={}, figures=listed)
+    study = read_study(path)
+    for cell in study.runs[:2]:
+        run = made_run(study.output, cell.checkpoint.model, documents=2)
+        save_record(study.output, cell, run.folder, run.manifest["id"])
+
+    def drawn(file: str) -> list[str]:
+        return list(dict.fromkeys(row["run"] for row in rows_of(Path(file).read_text(encoding="utf-8"))))
+
+    for words, order in (((), ["intg", "base"]), (("base",), ["base"])):
         outcome = evalkit("figure", "entropy", *words, "--study", path)
-        assert outcome.code == 0 and drawn_in("entropy.csv") == order and "new on maps" not in outcome.err
-    assert evalkit("figure", "--all", "--study", path, "-o", "all").code == 0
-    assert [drawn_in(f"all/{name}.csv") for name in ("bos", "entropy", "summary")] == [
-        ["base"], ["intg seed 1", "intg seed 2", "base"], ["base", "intg seed 1", "intg seed 2"]
+        assert outcome.code == 0 and drawn("entropy.csv") == order and "new on maps" not in outcome.err
+    outcome = evalkit("figure", "--all", "--study", path, "-o", "all")
+    assert outcome.code == 0 and "negative: not drawn" in outcome.err and not Path("all/negative.csv").exists()
+    assert [drawn(f"all/{name}.csv") for name in ("bos", "entropy", "rank")] == [
+        ["base"], ["intg", "base"], ["base", "intg"]
     ]  # fmt: skip
-    changed(path, figures={"entropy": ["new"]})
-    complains(evalkit("figure", "entropy", "--study", path), 2, "new on maps")
-
-
-def drawn_in(path: str) -> list[str]:
-    """Return the runs of a figure's numbers, in order."""
-    return list(dict.fromkeys(row["run"] for row in rows_of(Path(path).read_text(encoding="utf-8"))))
+    complains(evalkit("figure", "negative", "--study", path), 2, "new on maps")

@@ -92,7 +92,7 @@ def test_every_command_that_prints_a_table_has_the_same_formats() -> None:
             yield from commands(command) if isinstance(command, click.Group) else [command]
 
     options = [option for command in commands(cli) for option in command.params if "--format" in option.opts]
-    assert len(options) == 19
+    assert len(options) == 20
     assert all(isinstance(option.type, click.Choice) and tuple(option.type.choices) == FORMATS for option in options)
 
 
@@ -150,6 +150,13 @@ def test_an_error_in_a_thread_is_one_line(evalkit: Command, monkeypatch: pytest.
     outcome = evalkit("ls", "rules")
     assert (outcome.code, len(outcome.err.splitlines())) == (0, 1)
     assert "IndexError" in outcome.err
+
+
+def test_a_folder_in_place_of_a_list(evalkit: Command, tmp_path: Path) -> None:
+    (tmp_path / "some" / "runs").mkdir(parents=True)
+    assert "none in some/runs" in evalkit("ls", "some/runs").out
+    complains(evalkit("ls", "some/runs", "--in", "x"), 2, "--in x", "some/runs")
+    complains(evalkit("ls", "other/runs"), 2, "other/runs", "no folder")
 
 
 # Signals: SIGTERM ends a command as Ctrl-C does; tests/test_kills.py sends both during scoring

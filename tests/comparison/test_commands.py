@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import evalkit
 from evalkit.comparison.comparison_report import comparison_report
 from tests.benchmarks.lm_eval.made import CHOICE, write_task
-from tests.comparison.made import compared
+from tests.comparison.made import compared, make_run, scores_of, three_tasks
 
 
 def test_a_task_of_lm_eval_says_what_its_documents_share(checkpoint: Path, tmp_path: Path) -> None:
@@ -38,3 +39,21 @@ def test_an_own_task_is_one_kind_of_run_under_any_template(checkpoint: Path, tmp
         assert comparison.tasks == compared(first, second, rule="acc").tasks
         [note] = [note for note in comparison_report([comparison]).parts[0].notes if "own rules" in note]
         assert "acc" in note and "ppl" in note
+
+
+def test_a_note_says_how_intervals_are_made_that_are_not_of_the_standard_error(tmp_path: Path) -> None:
+    runs = [[three_tasks(tmp_path, f"{side}{seed}", share, seed=seed + 10 * (side == "b")) for seed in (1, 2)]
+            for side, share in (("a", 0.4), ("b", 0.5))]  # fmt: skip
+    (a, _), (b, _) = runs
+
+    def note(*sides: Any, **options: Any) -> str:
+        notes = comparison_report([compared(*sides, **options)]).all_notes
+        return " ".join(text for text in notes if text.startswith("95 % interval"))
+
+    assert "Bonett" in note(a, b) and "Banerjee" not in note(a, b) and "extended" not in note(a, b)
+    assert "Bonett" in note(*runs) and "Banerjee" in note(*runs)
+    assert note(a, b, outcome="log_loss") == ""
+    # 16 documents won and 6 lost: t would exclude zero where the exact test (p = 0.052) cannot
+    a, b = (make_run(tmp_path, {"piqa": scores_of("piqa", [*first, *[1] * 378])}, model=name)
+            for name, first in (("c", [0] * 16 + [1] * 6), ("d", [1] * 16 + [0] * 6)))  # fmt: skip
+    assert compared(a, b).tasks[0].low == 0 and "extended to 0" in note(a, b)

@@ -191,6 +191,10 @@ def test_the_same_log_is_the_same_run(pinned_log: list[Path], imported: Importer
     [first] = imported(pinned_log)
     before = {path: path.stat().st_mtime_ns for path in first.folder.rglob("*") if path.name not in (".lock", ".owner")}
     [again] = imported(pinned_log[::-1])
+    [of_folder] = imported([pinned_log[0].parents[1]])
+    assert of_folder.folder == first.folder
+    with pytest.raises(UsageError, match="no samples_"):
+        imported([Path(__file__).parent])
     assert again.folder == first.folder
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert imported(pinned_log, "another")[0].folder != first.folder

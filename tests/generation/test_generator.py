@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import groupby, product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from evalkit.errors import CheckpointError, ScoringError
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Capacity, Prompt, Stops, measure_capacity
+from evalkit.models.loading.load import load
+from evalkit.models.loading.locate import locate
 from tests.devices import CUDA, DEVICES, cuda_memory_of, most_cuda_memory
 from tests.generation.made import NEW, by_transformers, prompts, tokens
 from tests.marks import fast
@@ -145,6 +148,42 @@ def test_a_model_without_a_cache_of_keys_and_values(kind: str) -> None:
     generations = generator.generate(prompts(many, ends=ends, barred_first=ends))
     config.repetition_penalty = 1.0
     assert ids_of(generations) == [by_transformers(model, ids, ends=sorted(ends), barred=True) for ids in many]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "built",
+    fast(
+        [("llama", "vanilla", 16), ("gpt_neox", "integral", 3)],
+        [
+            *product(FAMILIES, ATTENTIONS, [3]),
+            ("llama", "vanilla", 16),
+            ("llama", "integral", 16),
+            ("gpt_neox", "vanilla", 16),
+        ],
+    ),
+)
+def test_rounding_is_no_fault_of_the_cache(built: tuple[str, str, int], dtype: torch.dtype) -> None:
+    """An ordinary model passes in every dtype. One whose positions after a cached prefix are off by one does not."""
+    model = model_of(built[0], ATTENTIONS[built[1]], num_hidden_layers=built[2]).to(dtype)
+    assert Generator(model).without_cache == ""
+    forward = model.forward
+
+    def off_by_one(**inputs: Any) -> Any:
+        used = inputs["past_key_values"].get_seq_length() if "past_key_values" in inputs else 0
+        if used:
+            inputs["position_ids"] = torch.arange(used, used + inputs["input_ids"].shape[1])[None] + 1
+        return forward(**inputs)
+
+    model.forward = off_by_one
+    assert "different logits" in Generator(model).without_cache
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_demo_checkpoint_runs_on_the_cache_in_every_dtype(demo: Path, dtype: str) -> None:
+    """Its logits in bfloat16 differ by up to half of their deviation at some positions, for rounding alone."""
+    assert Generator(load(locate(str(demo)), device="cpu", dtype=dtype).model).without_cache == ""
 
 
 def test_logits_that_are_no_numbers() -> None:

@@ -151,7 +151,10 @@ def page(data: DocumentData | None = None, title: str = f"Results of {HOSTILE}")
                 prompts=(("arc_easy/0", PROMPT),))  # fmt: skip
     chapters = {
         "Overview": (Panel("results-table", "Results", reports=(report,)), Panel("making", "Making", panels=(how,))),
-        "Comparisons": (Panel("forest-plot", "Differences", figures=(FIGURE,)),),
+        "Comparisons": (
+            Panel("forest-plot", "Differences", (Report((), verdict=("A is ahead.",)),), (FIGURE,)),
+            Panel("refused", "Others", (Report((), facts=("They do not compare.",)),)),
+        ),
         "Results": (),
         "Documents": (),
         "Sources": (Panel("licences", "Licences", reports=(Report(tables=(), facts=("ARC: CC BY-SA 4.0",)),)),),

@@ -1,10 +1,12 @@
-"""Pages in Chromium, opened from disk: filters, sorting, documents, addresses, copying, printing, accessibility.
+"""Pages in Chromium, opened from disk: filters, documents, addresses, copying, widths, dark mode, accessibility.
 
 By default, a sample: the decisions that a page of two runs shows are the rules' own.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 import shutil
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.models.loading.locate import silent
@@ -21,7 +24,7 @@ from evalkit.pages.page import write_page
 from evalkit.pages.report import contents_of_runs, write_report
 from evalkit.reporting.report import Report, render
 from evalkit.runs.accuracies import available_rules
-from evalkit.runs.folder import Run
+from evalkit.runs.folder import Run, load_run
 from evalkit.runs.rules import decide, find_rule
 from tests.pages.made_up import HOSTILE, SEGMENTS, TABLE, Choices, block, documents, page
 
@@ -320,6 +323,70 @@ def test_a_narrow_screen_is_not_scrolled_sideways(opened: Any) -> None:
     opened.locator(".tabulator-row").first.click()
     titled(opened, "arc_easy / 0")
     assert opened.evaluate("document.documentElement.scrollWidth") == 400
+
+
+def pixels(part: Any) -> np.ndarray:
+    """[height, width, 3] colours of a part of the page, from 0 to 255."""
+    drawn = imread(io.BytesIO(part.screenshot()))[:, :, :3]
+    return np.asarray(np.round(255 * drawn), dtype=int)
+
+
+@pytest.fixture(scope="module")
+def compared(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a page of two runs, one of which has a long name."""
+    path = tmp_path_factory.mktemp("compared") / "report.html"
+    contents = contents_of_runs(list(map(load_run, folders)), given_names=("first", "step1000-" * 9))
+    write_report(contents, path, silent, with_documents=False)
+    return path.as_uri()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "lines"), [(800, 1), (400, 3)])
+def test_wide_tables_scroll_visibly_and_alone(tab: Any, compared: str, width: int, lines: int, scheme: str) -> None:
+    """A shadow is where the table goes on; the page is not scrolled sideways, and its navigation is short."""
+    tab.emulate_media(color_scheme=scheme)
+    tab.set_viewport_size({"width": width, "height": 800})
+    tab.goto(compared)
+    line = tab.evaluate("document.querySelector('nav a').getBoundingClientRect().height")
+    assert tab.locator("nav").bounding_box()["height"] <= 1.7 * lines * line
+    assert tab.evaluate("[scrollTo(99, 0), document.documentElement.scrollWidth, scrollX].slice(1)") == [width, 0]
+    table = tab.locator("#chapter-results .wide").first
+    for scrolled, shaded, plain in ((0, -1, 0), (10_000, 0, -1)):
+        table.evaluate("(element, left) => { element.scrollLeft = left }", scrolled)
+        shown = np.median(pixels(table), axis=0)
+        paper = np.median(pixels(tab.locator("h1")), axis=(0, 1))
+        assert np.abs(shown[shaded] - paper).max() > 25 and np.abs(shown[plain] - paper).max() <= 2
+
+
+@pytest.mark.browser
+def test_figures_follow_the_setting_and_are_saved_without_it(tab: Any, compared: str) -> None:
+    tab.goto(compared)
+    backgrounds, inks = [], []
+    for scheme in ("light", "dark"):
+        tab.emulate_media(color_scheme=scheme)
+        shown = pixels(tab.locator("#comparison-1-1 img")).reshape(-1, 3)
+        backgrounds.append(np.median(shown, axis=0).tolist())
+        inks.append((shown.max(axis=0) if scheme == "dark" else shown.min(axis=0)).mean())
+    assert backgrounds == [[255, 255, 255], [0x16, 0x18, 0x1B]]
+    assert inks[0] < 0x40 and inks[1] > 0xD0
+    saved = base64.b64decode(tab.locator("#comparison-1-1 a.save").get_attribute("href").partition(",")[2]).decode()
+    assert saved.startswith("<?xml") and "ARC-Easy" in saved and "prefers-color-scheme" not in saved
+
+
+@pytest.mark.browser
+def test_verdicts_lead_to_comparisons_and_addresses_out_of_the_page(tab: Any, compared: str) -> None:
+    tab.goto(compared)
+    tab.locator(".verdicts a").click()
+    assert tab.evaluate("location.hash") == "#comparison-1-1"
+    assert abs(tab.locator("#comparison-1-1").bounding_box()["y"]) < 100
+    addresses = tab.locator("#sources a[href^='https://']")
+    assert addresses.count() >= 2
+    assert all(link.get_attribute("href") == link.inner_text() for link in addresses.all())
+    run = tab.locator("#chapter-runs details").first
+    assert not run.locator("table").first.is_visible()
+    tab.evaluate("name => { location.hash = name }", run.get_attribute("id"))
+    run.locator("table").first.wait_for()
 
 
 @pytest.mark.browser

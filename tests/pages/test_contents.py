@@ -29,9 +29,10 @@ from evalkit.comparison.sides import Side, sides_of
 from evalkit.errors import RunError
 from evalkit.models.loading.locate import silent
 from evalkit.pages.documents import ABSENT, document_data, encoded
-from evalkit.pages.overview import figure_panels, overview_panels
+from evalkit.pages.overview import figure_panels, result_panels
 from evalkit.pages.page import Panel
-from evalkit.pages.report import comparison_panels, curve_panel
+from evalkit.pages.report import comparison_panels, contents_of_runs, curve_panel
+from evalkit.pages.tables import benchmark_report
 from evalkit.reporting.table import Cell, Table, plain
 from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import RESULTS, SCORES, Run, load_run
@@ -57,12 +58,12 @@ def texts(table: Table) -> dict[str, list[str]]:
     return {plain(line.label): [*map(plain, line.facts), *(cell.value for cell in line.cells)] for line in table.lines}
 
 
-def needles(root: Path, text: str, secrets: Sequence[str] = ("11", "12")) -> Run:
+def needles(root: Path, text: str, secrets: Sequence[str] = ("11", "12"), model: str = "") -> Run:
     """A finished needle test of two cases, both answered with the first secret."""
-    about = specification(f"org/{text}", suite="needle", text=text)
+    about = specification(model := model or f"org/{text}", suite="needle", text=text)
     manifest = {"kind": "needle", "specification": about, "rule": "needle", "groups": {}, "group_sizes": {},
                 "documents": {"needle": {"official": None, "source": text, "count": 2}}, "template": {"name": "plain"},
-                "model": f"org/{text}"}  # fmt: skip
+                "model": model}  # fmt: skip
     results = {"tasks": [{"task": "needle", "n": 2, "found": 1}], "averages": [], "depths": [50.0],
                "lengths": [1000, 23456], "repeats": 1, "found": [[1.0, 0.25]]}  # fmt: skip
     facts = {"depth": 50, "repeat": 0, "ended": "end", "tokens": 90, "new_tokens": 5, "seconds": 0.5}
@@ -73,9 +74,15 @@ def needles(root: Path, text: str, secrets: Sequence[str] = ("11", "12")) -> Run
 # Overview and figures
 
 
+def results_of(runs: list[Run], names: list[str]) -> tuple[list[Panel], list[Panel]]:
+    """The panels of the results of runs of one suite, and of single runs."""
+    [benchmark] = contents_of_runs(runs, given_names=names).benchmarks
+    return result_panels(benchmark, 1)
+
+
 def test_the_summary_and_each_run_are_results_json(two_runs: list[Run]) -> None:
-    summary, *of_runs = overview_panels(two_runs, NAMES)
-    [table] = summary.reports[0].tables
+    [summary], [folded] = results_of(two_runs, NAMES)
+    [table], of_runs = summary.reports[0].tables, folded.panels
     for run, name, panel in zip(two_runs, NAMES, of_runs, strict=True):
         stored = json.loads((run.folder / RESULTS).read_text(encoding="utf-8"))
         by_label = {benchmark_of(run).label(run, task["task"]).short: task for task in stored["tasks"]}
@@ -92,14 +99,22 @@ def test_the_summary_and_each_run_are_results_json(two_runs: list[Run]) -> None:
             assert (int(n), float(accuracy)) == (subject["n"], pytest.approx(100 * subject["accuracy"], abs=0.0501))
 
 
-def test_the_best_is_bold_and_other_settings_are_named(tmp_path: Path) -> None:
-    a, b = finished_run(tmp_path, "a", 0.4), finished_run(tmp_path, "b", 0.9, dtype="bfloat16")
-    for runs, bold in (([a, a, b], [False, False, True]), ([a, a], [True, True])):
-        [table] = overview_panels(runs, "abc"[: len(runs)])[0].reports[0].tables
+def test_the_best_is_bold_among_runs_that_are_measured_alike(tmp_path: Path) -> None:
+    a, b, c = (finished_run(tmp_path, name, share, seed=5) for name, share in (("a", 0.4), ("b", 0.9), ("c", 0.4)))
+    other = finished_run(tmp_path, "other", 0.95, dtype="bfloat16")
+    documents = finished_run(tmp_path, "documents", 0.95, documents={"arc_easy": "another hash"})
+    for runs, bold in (
+        ([a, b], "b"), ([a, c], "ac"), ([a, other, b, documents], "b"), ([a, other, c], "ac"), ([b, other], ""),
+    ):  # fmt: skip
+        [benchmark] = contents_of_runs(runs, given_names=[run.model for run in runs]).benchmarks
+        report = benchmark_report(benchmark)
+        [table], notes = report.tables, report.notes
         for column in zip(*(line.cells for line in table.lines), strict=True):
-            assert [cell.bold for cell in column] == bold
-    notes = overview_panels([a, b], NAMES)[0].reports[0].notes
-    assert "differently" in notes[-1] and "bfloat16" in notes[-1]
+            assert [run.model for run, cell in zip(runs, column, strict=True) if cell.bold] == list(bold)
+        assert any(note.startswith("bold") for note in notes) == bool(bold)
+        differing = [note.partition(" ")[0] for note in notes if "none of its numbers is bold" in note]
+        assert differing == [run.model for run in runs if run in (other, documents)]
+    assert "bfloat16, not float32" in notes[-1]
 
 
 def drawn(svg: str) -> set[str]:
@@ -114,6 +129,14 @@ def test_a_figure_that_cannot_be_drawn_is_named(tmp_path: Path) -> None:
     attention, needle = figure_panels([broken, needles(tmp_path, "essays")], ["broken", HOSTILE])
     assert attention.figures == () and "cannot be drawn" in attention.reports[0].notes[0]
     assert {"1,000", "23,456", "100", "25"} <= drawn(needle.figures[0].svg)
+
+
+def test_seeds_share_a_line_and_a_figure_of_zeros_is_named(tmp_path: Path) -> None:
+    runs = [made_analysis(tmp_path, f"models/{name}", groups=("negative", "entropy"), unsigned=True) for name in "abc"]
+    [panel] = figure_panels(runs, ["x seed 1", "x seed 2", "y"], ["x", "x", "y"])
+    assert [figure.name.rpartition("-")[2] for figure in panel.figures] == ["entropy"]
+    assert {"x (2 seeds)", "y"} <= drawn(panel.figures[0].svg)
+    assert panel.reports[0].notes == ("negative: not drawn, no run has negative weights on BOS",)
 
 
 # Comparisons

@@ -50,7 +50,7 @@ def test_elements_addresses_and_copied_texts(tmp_path: Path) -> None:
     anchors = [attributes["id"] for _, attributes, _ in elements if "id" in attributes]
     links = {attributes["href"] for tag, attributes, _ in elements if tag == "a"} - {"#"}
     assert len(anchors) == len(set(anchors))
-    assert {f"#{name}" for name in anchors} >= links >= {"#main", "#chapter-documents", "#results-table"}
+    assert {f"#{name}" for name in anchors} >= links >= {"#main", "#chapter-documents", "#forest-plot"}
     [copied] = ["".join(texts) for _, attributes, texts in elements if attributes.get("id") == "copied-texts"]
     assert "<" not in copied
     # The second table of a name has another label in LaTeX
@@ -69,3 +69,24 @@ def test_the_file(tmp_path: Path) -> None:
     for name in ("tabulator.min.js", "tabulator.min.css"):
         digest = hashlib.sha256((ASSETS / "vendor" / name).read_bytes()).hexdigest()
         assert re.search(rf"`{re.escape(name)}` \|.*`{digest}`", readme)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of a colour such as #16181b, as WCAG 2 defines it."""
+    shares = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_figures_of_dark_pages() -> None:
+    """Every grey that is drawn has another there, and texts have a contrast of 4.5 at least."""
+    style = (ASSETS / "figure.css").read_text(encoding="utf-8")
+    sources = "".join(path.read_text(encoding="utf-8") for path in ASSETS.parents[1].rglob("*.py"))
+    greys = {grey for grey, _ in re.findall(r'"(#([0-9a-f]{2})\2\2)"', sources)}
+    assert greys >= {"#222222", "#888888", "#eeeeee"}
+    assert [grey for grey in greys if grey not in style] == []
+    paper, line = "#16181b", "#373c42"
+    texts = set(re.findall(r"\{ fill: (#[0-9a-f]{6})", style)) - {paper, line}
+    assert len(texts) == 3
+    for text in texts:
+        assert (luminance(text) + 0.05) / (luminance(paper) + 0.05) >= 4.5, text

@@ -106,6 +106,22 @@ def test_a_report_in_every_format() -> None:
         render(both, "csv")
 
 
+def test_addresses_in_html_are_links_and_nothing_else_is() -> None:
+    urls = ["https://a.example/x?y=1&z=2#w", "http://b.example/~c/d_e"]
+    texts = [
+        f"see {urls[0]}, or ({urls[1]}).",
+        'https://c.example"onclick="x <b>',
+        "javascript:alert(1) ftp://d.example",
+    ]
+    table = simple_table("made-up", ["page", "value"], [[urls[0], "1"]], texts=2)
+    written = render(Report((table,), (texts[0],), facts=tuple(texts)), "html")
+    links = re.findall(r"<a ([^>]*)>(.*?)</a>", written)
+    assert [html.unescape(text) for _, text in links] == [*urls, *urls, "https://c.example", urls[0]]
+    assert all(attributes == f'href="{text}"' for attributes, text in links)
+    assert "<b>" not in written
+    assert html.unescape(re.sub(r"</?a\b[^>]*>", "", written)).count(texts[0]) == 2
+
+
 def test_programs_get_content_and_records_and_every_column() -> None:
     report = Report((TABLE, TABLE), content={"x": [float("nan"), 1]}, records=[{"a": 1.25}, {"a": None, "b": "=x"}])
     assert json.loads(render(report, "json")) == {"x": [None, 1]}

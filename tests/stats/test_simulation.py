@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,12 +16,16 @@ import pytest
 from scipy import stats
 
 from evalkit.benchmarks.outcomes import Measure
-from evalkit.comparison.line import ScoredLine, average_difference, efficiency
-from evalkit.comparison.pairing import PairedTask
+from evalkit.comparison.line import ScoredLine, average_difference, by_task, efficiency
+from evalkit.comparison.pairing import PairedTask, pair
+from evalkit.comparison.planning import OutcomePlan
+from evalkit.comparison.sides import Side
+from evalkit.runs.folder import load_run
 from evalkit.stats.estimates import Codes, Estimate, Floats, interval, mean
 from evalkit.stats.power import mcnemar_power, seeds_detectable, sign_flip_detectable, t_detectable, t_power
-from evalkit.stats.significance import Spread, crossed, crossed_p_value, sign_flip, spread
+from evalkit.stats.significance import Spread, crossed, crossed_p_value, holm, sign_flip, spread
 
+SAMPLES = Path(__file__).parents[2] / "results" / "samples"
 Dice = np.random.Generator
 Draw = Callable[[Dice], Sequence[ScoredLine]]
 RIGHT = Measure("right", False, "accuracy")
@@ -333,6 +338,83 @@ def test_the_planned_difference_is_found_with_a_power_of_80_percent(seeds: int, 
         count += crossed_p_value(mean(b.mean(axis=0) - a.mean(axis=0)), spread(a, b)) < level
     # The t of the same interval is an approximation, within 5 points here
     assert 0.75 <= count / 1000 <= 0.87
+
+
+# Plans of numbers of documents and seeds: the planned comparison finds the expected difference in 80 %
+
+
+def steep(n: int, difference: float, dice: Dice) -> ScoredLine:
+    """Bits per byte, whose differences have heavy tails."""
+    return alone(dice.laplace(difference, 1.0, n), measure=BITS)
+
+
+def detected(draw: Callable[[int], Sequence[ScoredLine]], documents: int, times: int) -> tuple[float, float]:
+    """Return the rates at which the average, at 5 %, and the first task, after Holm's correction, are significant."""
+    average, alone = 0, 0
+    for _ in range(times):
+        lines = draw(documents)
+        ps = [1.0 if each.p is None else each.p for each in lines]
+        average += (average_difference("average", lines).p or 0.0) <= 0.05
+        alone += holm(ps)[0] <= 0.05
+    return average / times, alone / times
+
+
+@pytest.mark.parametrize(("kind", "difference", "times"), [
+    (independent, 0.1, 200),
+    *(pytest.param(*study, marks=pytest.mark.simulation)
+      for study in ((independent, 0.1, 2000), (independent, 0.03, 1000), (steep, 0.3, 1000))),
+])  # fmt: skip
+def test_the_planned_documents_find_the_difference(
+    kind: Callable[..., ScoredLine], difference: float, times: int
+) -> None:
+    """Of three tasks: all of them have the difference, or the first one alone has it; 30 % are discordant."""
+    dice, tasks = np.random.default_rng(times), 3
+    pilot = [kind(20_000, 0.0, dice) for _ in range(tasks)]
+    plan = OutcomePlan("", pilot, [10**5] * tasks, difference)
+    on_average, of_one = (plan.fewest(of, seeds=1) or 0 for of in (0, 1))
+    assert 2 * on_average < of_one
+    power, _ = detected(lambda n: [kind(n, difference, dice) for _ in range(tasks)], on_average, times)
+    assert power == pytest.approx(0.8, abs=allowed(0.8, times) + 0.02)
+    others = [0.0] * (tasks - 1)
+    _, power = detected(lambda n: [kind(n, of, dice) for of in (difference, *others)], of_one, times)
+    assert power == pytest.approx(0.8, abs=allowed(0.8, times) + 0.02)
+
+
+@pytest.mark.simulation
+def test_the_planned_documents_find_a_real_difference() -> None:
+    """The sample runs' bits per byte on two tasks, drawn with replacement, moved to an expected difference."""
+    inst, plain = (load_run(next(SAMPLES.glob(f"demo-zeroshot8-{template}-*"))) for template in ("inst", "plain"))
+    pairing = pair(Side("inst", (inst,)), Side("plain", (plain,)), {})
+    pilot = [each for each in by_task(pairing, "bits_per_byte") if each.paired.task in ("arc_easy", "hellaswag")]
+    plan = OutcomePlan("", pilot, [10**5] * 2, 0.05)
+    dice, times = np.random.default_rng(2), 1000
+
+    def drawn(n: int) -> list[ScoredLine]:
+        shifted = (each.differences - each.differences.mean() + plan.expected for each in pilot)
+        return [alone(dice.choice(values, n), measure=BITS) for values in shifted]
+
+    power, _ = detected(drawn, plan.fewest(0, seeds=1) or 0, times)
+    assert power == pytest.approx(0.8, abs=allowed(0.8, times) + 0.02)
+
+
+def seeded(seeds: int, documents: int, effect: float, dice: Dice) -> ScoredLine:
+    """Two sides of so many runs: seeds differ with a deviation of 0.3, documents' differences with one of 1."""
+    a, b = (dice.normal(0, 0.3, (seeds, 1)) + dice.normal(0, 1.0, (seeds, documents)) for _ in range(2))
+    return line(a, b + effect + dice.normal(0, 1.0, documents), measure=BITS)
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize("effect", [0.7, 0.4])
+def test_the_planned_seeds_find_the_difference(effect: float) -> None:
+    """Of two tasks, from a pilot of 40 seeds, so that the plan's variances are nearly true."""
+    dice, documents, times = np.random.default_rng(4), 200, 1000
+    plan = OutcomePlan("", [seeded(40, documents, 0.0, dice) for _ in range(2)], [documents] * 2, effect)
+    seeds = plan.fewest(0, documents=documents) or 0
+    smallest = plan.smallest(documents, seeds)[0]
+    assert smallest <= effect < plan.smallest(documents, seeds - 1)[0]
+    power, _ = detected(lambda n: [seeded(seeds, n, smallest, dice) for _ in range(2)], documents, times)
+    # The t of the same interval is an approximation, within 5 points here
+    assert 0.75 <= power <= 0.87
 
 
 # How many times fewer documents a continuous outcome needs

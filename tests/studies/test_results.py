@@ -147,7 +147,7 @@ def test_sides(results: StudyResults) -> None:
         study_sides(results, ["intg"], zs(results))
     with pytest.raises(UsageError, match=r"named twice"):
         study_sides(results, ["diff", "diff@10"], zs(results))
-    [comparison] = contents_of_study(results, ["vanilla", "diff"], "zs").comparisons
+    [comparison] = contents_of_study(results, ["vanilla", "diff"], "zs").benchmarks
     assert [(training.side.name, training.steps) for training in comparison.trainings] == [
         ("diff seed 1", (5, 10, 20)),
         ("diff seed 2", (5, 10)),

@@ -6,7 +6,8 @@ their mean.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -32,17 +33,18 @@ _EVERY = "all"
 class AnalysedRun:
     """A finished analysis as a line or a panel of a figure, with all documents or those of some tasks.
 
-    Tables are read on first use. Raises a `UsageError` for a run of another benchmark, or for a task that it lacks.
+    Runs with the same `model`, by default the name, are its seeds and share a line. Tables are read on first use.
+    Raises a `UsageError` for a run of another benchmark, or for a task that it lacks.
     """
 
-    def __init__(self, name: str, run: Run, tasks: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, run: Run, tasks: Sequence[str] = (), model: str = "") -> None:
         self._label = f"run {run.folder.name}"
         if run.kind != ATTENTION:
             raise UsageError(f"{self._label} is of benchmark {run.kind}; figures are of runs of evalkit attention")
         known = tuple(run.manifest["documents"])
         if unknown := [task for task in tasks if task not in known]:
             raise UnknownNameError(f"task of {self._label}", unknown[0], known)
-        self.name, self.run = name, run
+        self.name, self.run, self.model = name, run, model or name
         self.tasks = tuple(task for task in known if not tasks or task in tasks)
 
     @cached_property
@@ -102,8 +104,8 @@ class AnalysedRun:
         return self.labelled(spread_of(self.values(measure, band, layers, keys), keys), measure)
 
     def labelled(self, values: pd.DataFrame, measure: str) -> pd.DataFrame:
-        """Return a table with the run's name and id, and the measure, in its first columns."""
-        about = {"run": self.name, "id": self.run.manifest["id"], "measure": measure}
+        """Return a table with the model's name, the run's id and the measure in its first columns."""
+        about = {"run": self.model, "id": self.run.manifest["id"], "measure": measure}
         return pd.DataFrame(about, values.index).join(values)
 
     def _rows(self, table: pd.DataFrame, measure: str, by_position: bool = False) -> pd.DataFrame:
@@ -119,6 +121,22 @@ def spread_of(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     grouped = values.groupby(list(keys), observed=True)
     count = grouped["n"].max() if "n" in values else grouped.size()
     return pd.DataFrame({"value": grouped["value"].mean(), "spread": grouped["value"].std(), "n": count}).reset_index()
+
+
+def over_seeds(runs: Sequence[AnalysedRun], tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """Join `AnalysedRun.labelled` tables; if a model has several seeds, as mean and standard deviation over seeds.
+
+    A number that a seed lacks is left out. A model with a single run has no `spread` then.
+    """
+    table, seeds = pd.concat(tables, ignore_index=True), Counter(run.model for run in runs)
+    if len(seeds) == len(runs):
+        return table
+    keys = [column for column in table if column not in ("id", "value", "spread", "n")]
+    grouped = table.groupby(keys, sort=False)
+    ids = grouped["id"].agg(lambda members: " ".join(dict.fromkeys(members)))
+    columns = {"id": ids, "value": grouped["value"].mean(), "spread": grouped["value"].std(), "n": grouped["n"].min()}
+    joined = pd.DataFrame(columns | {"seeds": grouped["id"].nunique()}).reset_index()
+    return joined.loc[joined["seeds"] == joined["run"].map(seeds), list(table)].reset_index(drop=True)
 
 
 def share_above(first: AnalysedRun, other: AnalysedRun, measure: str, layers: Sequence[int]) -> pd.DataFrame:

@@ -7,7 +7,7 @@ numbers, with shares as fractions. Every number is a group-by of the run's table
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -16,12 +16,12 @@ from typing import Any
 
 import pandas as pd
 
-from evalkit.benchmarks.attention.figure_runs import AnalysedRun, run_differences, share_above, spread_of
+from evalkit.benchmarks.attention.figure_runs import AnalysedRun, over_seeds, run_differences, share_above, spread_of
 from evalkit.benchmarks.attention.groups import KINDS, MEASURES, Band, FigureRequest
 from evalkit.benchmarks.attention.results import SAMPLE
 from evalkit.errors import RunError, UsageError
 from evalkit.paths import replace_file
-from evalkit.reporting.figures import FigurePanel, RunFigure, check_figure_path, draw_panels, short_name
+from evalkit.reporting.figures import FigurePanel, RunFigure, check_figure_path, draw_panels, legend_texts, short_name
 from evalkit.reporting.formats import records_csv
 from evalkit.runs.folder import Run
 
@@ -53,6 +53,8 @@ class Figure:
 def make(name: str, runs: Runs, request: FigureRequest) -> Figure:
     """Compute the numbers of a figure of `KINDS`; the order of the runs is that of colours and panels."""
     request.check(name)
+    if request.band and _have_seeds(runs):
+        raise UsageError(f"--band {request.band}: the band of several seeds is over the seeds; leave it out")
     band, layers = request.band_of(name), request.layers
     match name:
         case "bos":
@@ -79,7 +81,10 @@ def make(name: str, runs: Runs, request: FigureRequest) -> Figure:
 
 def draw(figure: Figure, runs: Runs, path: Path) -> None:
     """Draw a figure from `make` of the same runs into a .png, .pdf or .svg file; raise a `RunError` if it fails."""
-    names, notes = [run.name for run in runs], figure_notes(figure, runs)
+    drawn = pd.concat([panel.table for panel in figure.panels])
+    if drawn["measure"].str.startswith("bos_negative").all() and not drawn["value"].any():
+        raise UsageError("no run has negative weights on BOS")
+    names, notes = legend_texts(run.model for run in runs), figure_notes(figure, runs)
     draw_panels(figure.panels, names, figure.columns, notes, path, figure.share_y)
 
 
@@ -105,9 +110,9 @@ def write(figure: Figure, runs: Runs, paths: Sequence[Path]) -> list[Path]:
     return [*paths, numbers]
 
 
-def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
-    """Return the figures that all runs have the measures of; the names are unique."""
-    analysed = [AnalysedRun(name, run) for name, run in zip(names, runs, strict=True)]
+def run_figures(runs: Sequence[Run], names: Sequence[str], models: Sequence[str]) -> list[RunFigure]:
+    """Return the figures that all runs have the measures of; the names are unique, and seeds share a model."""
+    analysed = [AnalysedRun(name, run, (), model) for name, run, model in zip(names, runs, models, strict=True)]
     figures = []
     for name, kind in KINDS.items():
         try:
@@ -124,9 +129,9 @@ def _by_layer(
     runs: Runs, measures: Sequence[str], band: Band, layers: Sequence[int], columns: int, more: str = "",
     share_y: bool = False, reference: float | None = None,
 ) -> Figure:  # fmt: skip
-    tables = {measure: _joined(run.line(measure, band, layers) for run in runs) for measure in measures}
+    tables = {measure: over_seeds(runs, [run.line(measure, band, layers) for run in runs]) for measure in measures}
     panels = [_panel(measure, table, "layer", reference=reference) for measure, table in tables.items()]
-    return Figure(panels, columns, f"{_line_words(band)}. {_described(measures)}{more}", share_y)
+    return Figure(panels, columns, f"{_line_words(runs, band)}. {_described(measures)}{more}", share_y)
 
 
 def _by_position(
@@ -134,11 +139,11 @@ def _by_position(
 ) -> Figure:
     panels = []
     for measure, layer in product(measures, layers):
-        table = _joined(run.line(measure, band, (layer,), ("layer", "position")) for run in runs)
+        table = over_seeds(runs, [run.line(measure, band, (layer,), ("layer", "position")) for run in runs])
         drawn = sorted(table["layer"].unique())
         where = f"layer {drawn[0]}" if len(drawn) == 1 else "last layer" if layer == -1 else f"layer {layer}"
         panels.append(_panel(measure, table, "position", f"{measure}, {where}", x_label=_QUERY, doubling=True))
-    return Figure(panels, columns, f"{_line_words(band)}. {_described_bins(measures, panels)}", share_y)
+    return Figure(panels, columns, f"{_line_words(runs, band)}. {_described_bins(measures, panels)}", share_y)
 
 
 def _position(runs: Runs, band: Band, layers: Sequence[int]) -> Figure:
@@ -164,7 +169,7 @@ def _categories(runs: Runs, band: Band, layers: Sequence[int], paper: bool) -> F
     for run in runs:
         sums = pd.DataFrame()
         for title, names in _FOUR.items():
-            values = _joined(run.values(f"{kind}_{name}", band, layers) for name in names)
+            values = pd.concat([run.values(f"{kind}_{name}", band, layers) for name in names])
             sums[title] = (grouped := values.groupby(keys, observed=True))["value"].sum()
         if paper:  # softmax over the four kinds
             powers = sums.sub(sums.max(axis=1), axis=0).map(math.exp)
@@ -175,35 +180,41 @@ def _categories(runs: Runs, band: Band, layers: Sequence[int], paper: bool) -> F
             spread = spread_of(sums.rename(columns={title: "value"}), ["layer"])
             members.append(run.labelled(spread, f"{kind}: {title}"))
     label = "softmax" if paper else "%"
-    panels = [FigurePanel(title, _joined(tables[title]), "layer", label, percent=not paper) for title in tables]
+    lines = {title: over_seeds(runs, members) for title, members in tables.items()}
+    panels = [FigurePanel(title, table, "layer", label, percent=not paper) for title, table in lines.items()]
     value = "share of |weights| of the continuation's tokens on each kind of tokens"
     if paper:
         value = (
             "softmax over the four kinds of tokens of a head's mean weight of the continuation's tokens on them, as in "
             "the paper; four shares that sum to 1 cannot leave 0.175 to 0.475"
         )
-    return Figure(panels, 2, f"{_line_words(band)}. Value: {value}")
+    return Figure(panels, 2, f"{_line_words(runs, band)}. Value: {value}")
 
 
 def _rank(runs: Runs, measure: str, layers: Sequence[int]) -> Figure:
-    first, *others = runs
-    ranks = _joined(run.line(measure, "samples", layers) for run in runs)
+    ranks = over_seeds(runs, [run.line(measure, "samples", layers) for run in runs])
     panels = [FigurePanel(f"{measure}, median over heads", ranks, "layer", measure)]
-    words = "Line: mean over documents of the median over heads; band: ± 1 standard deviation over documents"
+    words = _line_words(runs, "samples", "mean over documents of the median over heads")
+    first, others = runs[0].model, [run for run in runs if run.model != runs[0].model]
     if others:
-        table = _joined(run.labelled(share_above(first, run, measure, layers), measure) for run in others)
-        title = f"documents above {short_name(first.name)}"
-        panels.append(FigurePanel(title, table, "layer", "%", percent=True, reference=0.5))
-        words += "; right: share of documents whose median is above that of the first run, band: ± 1 standard error"
+        pairs = [(base, run) for base in runs if base.model == first for run in others]
+        above = [run.labelled(share_above(base, run, measure, layers), measure) for base, run in pairs]
+        title = f"documents above {short_name(first)}"
+        panels.append(FigurePanel(title, over_seeds(runs, above), "layer", "%", percent=True, reference=0.5))
+        pair = "mean over pairs of seeds, band: ± 1 standard deviation over the pairs"
+        band = pair if _have_seeds(runs) else "band: ± 1 standard error"
+        words += f"; right: share of documents whose median is above that of the first model, {band}"
     return Figure(panels, 2, f"{words}. {_described([measure])}")
 
 
 def _heatmap(runs: Runs, measure: str, layers: Sequence[int]) -> Figure:
     panels = []
     for run in runs:
-        table = run.labelled(run.values(measure, "heads", layers), measure)
+        table = run.labelled(run.values(measure, "heads", layers), measure).assign(run=run.name)
         panels.append(_panel(measure, table, "head", short_name(run.name), y="layer"))
-    words = f"Colour: mean over documents of each head, one scale for all runs. {_described([measure])}"
+    uneven = any(panel.table.groupby("layer").size().nunique() > 1 for panel in panels)
+    words = "; cells are wider in layers with fewer heads" * uneven
+    words = f"Colour: mean over documents of each head, one scale for all runs{words}. {_described([measure])}"
     return Figure(panels, 2 if len(panels) == 4 else 3, words)
 
 
@@ -215,13 +226,15 @@ def _panel(measure: str, table: pd.DataFrame, x: str, title: str = "", y: str = 
     return FigurePanel(title or measure, table, x, label, y, percent=info.in_percent, **more)
 
 
-def _joined(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    return pd.concat(tables, ignore_index=True)
+def _have_seeds(runs: Runs) -> bool:
+    return len({run.model for run in runs}) < len(runs)
 
 
-def _line_words(band: Band) -> str:
-    over = "heads" if band == "heads" else "documents"
-    return f"Line: {_OVER[band]}; band: ± 1 standard deviation over {over}"
+def _line_words(runs: Runs, band: Band, value: str = "") -> str:
+    over, value = "heads" if band == "heads" else "documents", value or _OVER[band]
+    if _have_seeds(runs):
+        over, value = "seeds", f"mean over seeds of the {value}"
+    return f"Line: {value}; band: ± 1 standard deviation over {over}"
 
 
 def _described(measures: Sequence[str]) -> str:
@@ -267,7 +280,7 @@ def _facts(analysed: AnalysedRun) -> tuple[str, ...]:
     return (
         f"{count:,} document{'s' * (count > 1)} of {listed}",
         read.get(specification.get("continuation"), "whole text"),
-        f"seed {specification['seed']}",
+        f"sample seed {specification['seed']}",
         f"{analysed.run.template} prompts",
         str(specification["dtype"]),
     )

@@ -145,13 +145,13 @@ def _content(task: Task, name: str, data_dir: Path | None, say: Say, hub: Hub) -
     if data_dir is not None:
         folder = data_dir.expanduser()
         if not folder.is_dir():
-            raise DataError(f"--data-dir {data_dir}: expected a folder with <task>.jsonl files, found none there")
+            raise DataError(f"--data-dir {data_dir}: is no folder")
         for parent in (folder, folder / "data"):
             path = parent / file_name
             if os.path.lexists(path):  # if it is no readable file, no other source is used either
                 with reading_as(f"{path} ({task.name})", "rows", DataError):
                     return read_bytes(path, MOST_DOCUMENT_BYTES), f"data-dir {path}"
-        absent = f"no <task>.jsonl in {folder}; "
+        absent = f"no {name.removeprefix(task.name)}.jsonl file of that name in {folder}; "
     archive = hub.file(REPOSITORY, ARCHIVE, say)
     if archive is None:
         raise DataError(f"{absent}the hub cannot be used ({hub.failure}); give the folder of {ARCHIVE} with --data-dir")
@@ -236,7 +236,8 @@ def read_predictions(paths: Sequence[Path], suite: SuiteName = "longbench") -> t
         skipped = ", ".join(str(files.pop(name)) for name in absent)
         notes.append(f"skipped, since LongBench-E has no such task: {skipped}")
     if not files:
-        raise DataError(f"{', '.join(map(str, paths))}: no <task>.jsonl with predictions; {'; '.join(notes)}")
+        none = f"{', '.join(map(str, paths))}: no .jsonl file of predictions for a LongBench task"
+        raise DataError("; ".join([none, *notes]))
     rows_of = {file: _predictions(TASKS[name], file, suite) for name, file in files.items()}
     return pd.DataFrame(list(chain.from_iterable(rows_of.values()))), notes + _miscounted(rows_of, suite)
 

@@ -64,8 +64,9 @@ def score_generations(
     Returns the scores as in results.json: `tasks` in the paper's order, `groups`, `mean_of_groups` (the average of the
     LongBench paper) and `plain_mean` (over tasks). Each has `all` and, for LongBench-E, `buckets` in the order of
     `BUCKETS`, with `n` rows; `score` in percent, rounded to two decimals, None without rows, also of a part of a
-    mean; `low` and `high`, the bounds of the interval, None for fewer than two documents. The name of a mean has
-    "(2 of 3 tasks)" if tasks are missing. `official` is that of `documents`, a manifest's; None without them.
+    mean; `low` and `high`, the bounds of the interval, None for fewer than two documents and for equal scores. The name
+    of a mean has "(2 of 3 tasks)" if tasks are missing. `official` is that of `documents`, a manifest's; None without
+    them.
     """
     if generations.empty:
         raise DataError("there are no generations to score")
@@ -145,6 +146,8 @@ def _scores(sizes: Sequence[int], means: Floats) -> dict[str, Any]:
     for n, part in zip(sizes, means, strict=True):
         numbers = (float(part[0]), *percentile_interval(part[1:]))
         score, low, high = (None if isnan(number) else round(number, 2) for number in numbers)
+        if part[1:].min() == part[1:].max():  # resampling equal scores says nothing of the next document's
+            low = high = None
         parts.append({"n": n, "score": score, "low": low, "high": high})
     return {"all": parts[0], "buckets": parts[1:]}
 
@@ -178,6 +181,7 @@ def longbench_report(
     footnotes = {
         "Mean of groups: of the six groups' means (the paper's average). Plain mean: of the tasks.": True,
         "Buckets: by the stored length in words, below 4,000, below 8,000, and from there on": bool(buckets),
+        "–: no interval, of a single document or scores that are all equal": any(line["low"] is None for line in lines),
         f"edit sim.: {results['edit_similarity']}": any(task["variant"] for task in tasks),
         "cut: documents truncated in the middle, since their prompts were too long": truncated,
         "*: not the official documents of the task": any(task["official"] is False for task in tasks),
@@ -218,7 +222,7 @@ def scores_by_length(
     return points
 
 
-def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+def run_figures(runs: Sequence[Run], names: Sequence[str], models: Sequence[str]) -> list[RunFigure]:
     figures = []
     for run, name in zip(runs, names, strict=True):
         words = f"Scores of the tasks of {run.suite} by the length of their documents, with standard errors: {name}."

@@ -273,7 +273,7 @@ def _exceeded_window(run: Run) -> int | None:
     return window if window and run.stored["positions"][-1]["first"] > window else None
 
 
-def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[figures.RunFigure]:
+def run_figures(runs: Sequence[Run], names: Sequence[str], models: Sequence[str]) -> list[figures.RunFigure]:
     """Return a figure for each group of runs on the same documents; their order is that of colours."""
     groups: dict[str, list[int]] = {}
     for index, run in enumerate(runs):
@@ -301,8 +301,7 @@ def draw_positions(runs: Sequence[Run], names: Sequence[str], path: Path) -> Non
         middles, values = (kept["first"] + kept["last"]) / 2, kept["bits_per_byte"]
         # NaN of one document
         halves = kept["stderr"] * kept["freedom"].map(partial(t_quantile, (1 + CONFIDENCE) / 2))
-        style: dict[str, Any] = {"linewidth": 1.5, "markersize": 3.5, "linestyle": figures.dashes(number)}
-        style |= figures.line_look(number)
+        style: dict[str, Any] = {"linewidth": 1.5, "markersize": 3.5} | figures.line_look(number)
         panel.plot(middles, values, label=figures.short_name(name), **style)
         band: dict[str, Any] = {"where": ~np.isnan(halves), "color": style["color"], "alpha": 0.15, "lw": 0}
         panel.fill_between(middles, np.maximum(values - halves, 0.0), values + halves, **band)

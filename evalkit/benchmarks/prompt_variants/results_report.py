@@ -162,7 +162,7 @@ def _records(results: VariedResults) -> Iterator[dict[str, Any]]:
                 yield about | values
 
 
-def prompt_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+def prompt_figures(runs: Sequence[Run], names: Sequence[str], models: Sequence[str]) -> list[RunFigure]:
     """Return the figure of each run, under its own rule."""
     figures = []
     for run, name in zip(runs, names, strict=True):

@@ -47,7 +47,10 @@ function prepareCopying() {
 }
 
 function prepareFigures() {
-  for (const link of document.querySelectorAll("a.save")) link.href = link.closest("figure").querySelector("img").src;
+  for (const link of document.querySelectorAll("a.save")) {
+    const [kind, data] = link.closest("figure").querySelector("img").src.split(",");
+    link.href = `${kind},${btoa(atob(data).replace(/<style class="dark">[^<]*<\/style>/, ""))}`;
+  }
 }
 
 // A fragment inside a closed part opens it, as the browser's own search does

@@ -78,13 +78,14 @@ def made_run(
     seed: int = 0,
     sampled: int = 0,
     tokenizer: int = 0,
+    unsigned: bool = False,
     **settings: Any,
 ) -> Run:
     """Write a finished run of random measures, which depend on the model's name and on `seed`.
 
     It has `choices` continuations of `documents` documents in each subtask, with lengths between the bounds `tokens`,
     drawn with the seed `sampled` (sinks need 64); `tokenizer` stands for the tokens. The rank is of the last `ranked`
-    layers; `settings` are other entries of the specification.
+    layers; no weight is negative if `unsigned`; `settings` are other entries of the specification.
     """
     lengths, random = np.random.default_rng(sampled), np.random.default_rng([seed, *model.encode()])
 
@@ -93,6 +94,8 @@ def made_run(
         for choice in range(choices):
             length = int(lengths.integers(*tokens))
             by_layer = {n: _layer(random, heads, length, groups, n >= layers - ranked) for n in range(layers)}
+            for measured in by_layer.values() if unsigned else ():
+                measured |= {name: 0 * values for name, values in measured.items() if "negative" in name}
             analysed.append((sequence(subtask, doc_id, np.full(length, tokenizer), choice), by_layer))
         return analysed
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import math
+import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
 from evalkit.benchmarks.attention.figure_runs import AnalysedRun
 from evalkit.benchmarks.attention.figures import make, write
 from evalkit.benchmarks.attention.groups import FigureRequest
 from evalkit.errors import RunError, UsageError
+from evalkit.reporting.figures import line_look
 from evalkit.runs.folder import Run
-from tests.benchmarks.attention.made import made_run, whole_table
+from tests.benchmarks.attention.made import made_run, sequence, whole_table, write_analysis
 
 DOCUMENT = ["task", "subtask", "doc_id"]
 
@@ -139,6 +145,183 @@ def test_heatmap(runs: list[Run], tmp_path: Path) -> None:
     numbers = drawn("heatmap", runs, tmp_path, measure="mass_content")
     for run in runs:
         same(numbers, run, "mass_content", rows_of(run, "mass_content").groupby(["layer", "head"])[["value"]].mean())
+
+
+# Seeds of one model
+
+
+SEEDS = {"vanilla": 3, "cog": 2, "diff": 1}
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory: pytest.TempPathFactory) -> list[AnalysedRun]:
+    root = tmp_path_factory.mktemp("seeds")
+    return [
+        AnalysedRun(f"{model} seed {seed}", made_run(root, f"models/{model}-{seed}"), (), model)
+        for model, count in SEEDS.items()
+        for seed in range(count)
+    ]
+
+
+def of_model(members: list[AnalysedRun], model: str) -> list[Run]:
+    return [member.run for member in members if member.model == model]
+
+
+def drawn_of_seeds(name: str, members: list[AnalysedRun], folder: Path, **options: Any) -> pd.DataFrame:
+    write(make(name, members, FigureRequest(**options)), members, [folder / f"{name}.svg"])
+    return pd.read_csv(folder / f"{name}.csv")
+
+
+def same_over_seeds(numbers: pd.DataFrame, model: str, runs: list[Run], values: list[pd.Series[float]]) -> None:
+    """Compare a model's numbers with mean and standard deviation of a value of each seed (the means of `spread`)."""
+    part = numbers[numbers["run"] == model].set_index(list(values[0].index.names)).sort_index()
+    expected = pd.concat(values, axis=1)
+    assert part.index.tolist() == expected.index.tolist() != []
+    assert {*part["id"]} == {" ".join(run.manifest["id"] for run in runs)}
+    np.testing.assert_allclose(part["value"], expected.mean(axis=1), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(part["spread"], expected.std(axis=1), rtol=1e-6, atol=1e-6)
+    assert part["spread"].isna().all() == (len(runs) == 1)
+
+
+def test_lines_of_seeds(seeds: list[AnalysedRun], tmp_path: Path) -> None:
+    by_layer, by_position = (drawn_of_seeds(name, seeds, tmp_path) for name in ("entropy", "bos"))
+    categories, ranks = (drawn_of_seeds(name, seeds, tmp_path) for name in ("categories", "rank"))
+    for model in SEEDS:
+        runs = of_model(seeds, model)
+        for measure in ("entropy", "entropy_shifted"):
+            values = [spread(rows_of(run, measure), "samples", "layer")["mean"] for run in runs]
+            same_over_seeds(by_layer[by_layer["measure"] == measure], model, runs, values)
+        rows = [rows_of(run, "bos", by_position=True) for run in runs]
+        values = [spread(of_run[of_run["layer"] == 2], "heads", "position")["mean"] for of_run in rows]
+        same_over_seeds(by_position, model, runs, values)
+        rows = [rows_of(run, "mass_abs_content") for run in runs]
+        values = [spread(of_run, "heads", "layer")["mean"] for of_run in rows]
+        same_over_seeds(categories[categories["panel"] == "content words"], model, runs, values)
+        values = [spread(rows_of(run, "rank"), "samples", "layer", how="median")["mean"] for run in runs]
+        same_over_seeds(ranks[ranks["panel"].str.startswith("rank")], model, runs, values)
+
+
+def test_documents_above_of_seeds_are_over_pairs(seeds: list[AnalysedRun], tmp_path: Path) -> None:
+    numbers = drawn_of_seeds("rank", seeds, tmp_path)
+    right = numbers[numbers["panel"] == "documents above vanilla"]
+    assert {*right["run"]} == {"cog", "diff"}
+
+    def medians(run: Run) -> pd.Series[float]:
+        return rows_of(run, "rank").groupby(["layer", *DOCUMENT])["value"].median()
+
+    for model in ("cog", "diff"):
+        shares = [
+            (medians(run) > medians(base)).groupby(level="layer").mean()
+            for base in of_model(seeds, "vanilla")
+            for run in of_model(seeds, model)
+        ]
+        same = right[right["run"] == model].set_index("layer")
+        np.testing.assert_allclose(same["value"], pd.concat(shares, axis=1).mean(axis=1))
+        np.testing.assert_allclose(same["spread"], pd.concat(shares, axis=1).std(axis=1))
+
+
+def test_a_mean_over_seeds_is_of_all_of_them(tmp_path: Path) -> None:
+    """The second seed has the rank of fewer layers."""
+    runs = [made_run(tmp_path, f"models/{name}", ranked=ranked) for name, ranked in (("a", 2), ("b", 1), ("c", 2))]
+    members = [AnalysedRun(str(n), run, (), model) for n, (run, model) in enumerate(zip(runs, "xxy", strict=True))]
+    numbers = drawn_of_seeds("rank", members, tmp_path)
+    layers = numbers[numbers["panel"] == "rank, median over heads"].groupby("run")["layer"].agg(list)
+    assert layers.to_dict() == {"x": [2], "y": [1, 2]}
+
+
+def test_heads_of_seeds_are_not_averaged(seeds: list[AnalysedRun], tmp_path: Path) -> None:
+    numbers = drawn_of_seeds("heatmap", seeds, tmp_path)
+    assert [*dict.fromkeys(numbers["run"])] == [member.name for member in seeds]
+    with pytest.raises(UsageError, match="--band heads"):
+        make("entropy", seeds, FigureRequest(band="heads"))
+
+
+# The drawing
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def ticks(path: Path, axis: str) -> list[str]:
+    """Labels of a figure's ticks on the axis x or y, of all panels."""
+    elements = ElementTree.parse(path).iter(f"{SVG}g")
+    found = [element for element in elements if re.match(f"{axis}tick_", element.get("id", ""))]
+    return [(text.text or "").strip() for element in found for text in element.iter(f"{SVG}text")]
+
+
+def test_every_model_has_its_own_look(tmp_path: Path) -> None:
+    runs = [made_run(tmp_path, f"models/m{model}-{seed}", documents=1) for model in range(12) for seed in range(2)]
+    members = [AnalysedRun(f"m{n // 2} seed {n % 2}", run, (), f"m{n // 2}") for n, run in enumerate(runs)]
+    drawn_of_seeds("entropy", members, tmp_path)
+    root = ElementTree.parse(tmp_path / "entropy.svg").getroot()
+    [legend] = [element for element in root.iter(f"{SVG}g") if element.get("id") == "legend_1"]
+    assert [text.text for text in legend.iter(f"{SVG}text")] == [f"m{model} (2 seeds)" for model in range(12)]
+    strokes = [re.findall(r"stroke: (#\w+)", line.get("style", "")) for line in legend.iter(f"{SVG}path")]
+    looks = [colour for [colour] in filter(None, strokes)]
+    assert len({*looks}) == 12
+    # Without their colours the lines differ in dashes or markers
+    assert len({(line_look(number)["marker"], str(line_look(number)["linestyle"])) for number in range(36)}) == 36
+
+
+def given(root: Path, model: str, by_layer: dict[int, dict[str, Any]]) -> AnalysedRun:
+    """The analysis of one document with given measures: layer → measure → [heads]."""
+    analysed = [[(sequence("piqa", 0, [1, 2, 3]), by_layer)]]
+    run = write_analysis(root, f"models/{model}", {"piqa": ("piqa",)}, {"piqa": analysed}, len(by_layer), {}, sample=1)
+    return AnalysedRun(model, run)
+
+
+def test_the_last_layer_is_labelled(tmp_path: Path) -> None:
+    run = given(tmp_path, "deep", {layer: {"bos_negative": np.array([0.25, 0.5])} for layer in range(30)})
+    for name, measure, axis in (("negative", None, "x"), ("heatmap", "bos_negative", "y")):
+        path = tmp_path / f"{name}.svg"
+        write(make(name, [run], FigureRequest(measure=measure)), [run], [path])
+        labels = [int(label) for label in ticks(path, axis) if label.isdigit() and (axis == "x" or int(label) < 30)]
+        assert {0, 29} <= {*labels} and len(labels) < 30
+
+
+def cells(path: Path) -> list[np.ndarray[Any, Any]]:
+    """Pixels of each image of an SVG figure, [rows, columns, RGBA]; they are stored from below."""
+    images = ElementTree.parse(path).iter(f"{SVG}image")
+    encoded = (image.get("{http://www.w3.org/1999/xlink}href", "").partition(",")[2] for image in images)
+    return [np.asarray(Image.open(io.BytesIO(base64.b64decode(text))).convert("RGBA")) for text in encoded]
+
+
+def test_maps_have_no_empty_cells_and_the_scale_of_the_data(tmp_path: Path) -> None:
+    """Layer 1 has half the heads; of two runs whose values are between 0.40 and 0.45."""
+    first = given(
+        tmp_path, "a", {0: {"bos_abs": np.array([0.40, 0.41, 0.42, 0.43])}, 1: {"bos_abs": np.array([0.41, 0.44])}}
+    )
+    second = given(
+        tmp_path, "b", {0: {"bos_abs": np.array([0.45, 0.41, 0.42, 0.43])}, 1: {"bos_abs": np.array([0.41, 0.44])}}
+    )
+    path = tmp_path / "heatmap.svg"
+    write(make("heatmap", [first, second], FigureRequest()), [first, second], [path])
+    scale = [float(label) for label in ticks(path, "y") if label not in ("0", "1")]
+    assert scale and min(scale) >= 40 and max(scale) <= 45
+    maps = [image for image in cells(path) if len({*map(tuple, image.reshape(-1, 4).tolist())}) < 10]
+    assert len(maps) == 2
+    for image in maps:
+        bottom, top = image[len(image) // 4], image[3 * len(image) // 4]
+        assert (image[..., 3] == 255).all()  # a cell without a value would be transparent
+        assert (len(np.unique(top, axis=0)), len(np.unique(bottom, axis=0))) == (2, 4)
+        half = len(top) // 2
+        assert (top[0] == top[half - 2]).all() and (top[half + 2] == top[-1]).all()
+    # The smallest value has the first colour of viridis, the largest the last; an equal one the same in both
+    ends = [maps[0][len(maps[0]) // 4][0], maps[1][len(maps[1]) // 4][0]]
+    np.testing.assert_allclose(ends, [(68, 1, 84, 255), (253, 231, 37, 255)], atol=2)
+    assert (maps[0][-1] == maps[1][-1]).all() and (maps[0][0] != maps[1][0]).any()
+
+
+def test_a_figure_of_zeros_is_not_drawn(tmp_path: Path) -> None:
+    zeros = given(tmp_path, "softmax", {0: {"bos_negative": np.zeros(2)}, 1: {"bos_negative": np.zeros(2)}})
+    signed = given(tmp_path, "cog", {0: {"bos_negative": np.zeros(2)}, 1: {"bos_negative": np.array([0.0, 0.5])}})
+    for name, measure in (("negative", None), ("heatmap", "bos_negative")):
+        request, path = FigureRequest(measure=measure), tmp_path / f"{name}.svg"
+        with pytest.raises(UsageError, match="no run has negative weights"):
+            write(make(name, [zeros], request), [zeros], [path])
+        assert not path.exists()
+        write(make(name, [zeros, signed], request), [zeros, signed], [path])
+        assert path.exists()
 
 
 def test_options_that_cannot_be_used(runs: list[Run]) -> None:

@@ -18,7 +18,13 @@ from evalkit.benchmarks.generated import TaskDocuments
 from evalkit.benchmarks.longbench.data import OFFICIAL_BLOBS, blob_hash, load_rows, read_predictions, write_predictions
 from evalkit.benchmarks.longbench.official import template
 from evalkit.benchmarks.longbench.protocol import TASKS
-from evalkit.benchmarks.longbench.results import BUCKETS, draw_by_length, score_generations, scores_by_length
+from evalkit.benchmarks.longbench.results import (
+    BUCKETS,
+    draw_by_length,
+    longbench_report,
+    score_generations,
+    scores_by_length,
+)
 from evalkit.cli import main
 from evalkit.data import sources
 from evalkit.data.sampling import FirstDocuments
@@ -193,6 +199,12 @@ def test_intervals() -> None:
         assert score["high"] - score["low"] == pytest.approx(2 * 1.96 * error, rel=0.08)
     single = score_generations(table.assign(source="x"))["tasks"][0]["all"]
     assert (single["low"], single["high"]) == (None, None)
+    # Resampling equal scores would give [0, 0]; a mean with another task has that task's share
+    both = score_generations(pd.concat([hits(0, 2), hits(3, 3, "lcc")]))
+    assert (both["tasks"][0]["all"]["score"], both["tasks"][0]["all"]["low"]) == (0, None)
+    assert both["plain_mean"]["all"]["low"] == pytest.approx(both["tasks"][1]["all"]["low"] / 2, abs=0.01)
+    assert any("all equal" in note for note in longbench_report(both).notes)
+    assert not any("all equal" in note for note in longbench_report(score_generations(hits(3, 3))).notes)
 
 
 def test_tables_that_cannot_be_scored() -> None:
