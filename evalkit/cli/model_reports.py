@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from evalkit.errors import CheckpointError, UnknownNameError
@@ -9,6 +10,7 @@ from evalkit.inputs import values
 from evalkit.models.loading.locate import looks_like_path, read_config
 from evalkit.models.variants.settings import KEYS, Differential, Integral
 from evalkit.models.zoo.named import SUFFIXES, models, named_model
+from evalkit.models.zoo.readings import CLEAR, ScoredReading
 from evalkit.models.zoo.shapes import (
     ModelShape,
     cache_bytes_per_token,
@@ -17,6 +19,7 @@ from evalkit.models.zoo.shapes import (
     parameters,
     read_shape,
 )
+from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 
@@ -34,11 +37,11 @@ def models_report() -> Report:
             "layers": list(variant.layers), "of_layers": layers, "heads": heads, "signals": signals,
             "parameters": total,
         })  # fmt: skip
-        rows.append([model.name, shape.backbone, variant.name, f"{ranges}/{layers}" if variant.layers else "",
+        rows.append([model.name, variant.name, f"{ranges}/{layers}" if variant.layers else "",
                      model.description, f"{heads} × {signals}" if signals else str(heads), f"{total:,}"])  # fmt: skip
-    headers = ("name", "backbone", "attention", "layers", "of the paper's", "heads × signals", "parameters")
+    headers = ("name", "attention", "layers", "of the paper's", "heads × signals", "parameters")
     records = [record | {"layers": layer_ranges(record["layers"])} for record in content]
-    return Report((simple_table("models", headers, rows, texts=5),), content=content, records=records)
+    return Report((simple_table("models", headers, rows, texts=4),), content=content, records=records)
 
 
 def model_report(given: str) -> Report:
@@ -98,3 +101,27 @@ def _facts(config: dict[str, Any], shape: ModelShape) -> tuple[Table, ...]:
     title = "As set in config.json (docs/reference/models.md has what else each could be)"
     readings = [(key, str(config[key])) for key in KEYS[variant.name]]
     return facts, simple_table("settings", ["key", "value"], readings, texts=2, title=title)
+
+
+def readings(scored: Sequence[ScoredReading]) -> Report:
+    """Return the perplexity of each reading of a checkpoint's weights; the first is the one that was converted."""
+    own, rows, records = scored[0].settings, [], []
+    for reading in sorted(scored, key=lambda reading: reading.difference):
+        settings, is_first = reading.settings, reading is scored[0]
+        # Of the others, what differs from the converted reading
+        words = [value if name == "attention" else f"{name} {value}" for name, value in settings.items()
+                 if value and (is_first or own.get(name) != value)]  # fmt: skip
+        verdict = "converted" if is_first else "clearly better" if reading.is_better else ""
+        difference = "" if is_first else f"{fixed(reading.difference, 3)} ± {fixed(reading.stderr, 3)}"
+        rows.append([", ".join(words), fixed(reading.perplexity, 2), difference, verdict])
+        records.append({**settings, "perplexity": reading.perplexity, "difference": reading.difference,
+                        "stderr": reading.stderr, "verdict": verdict})  # fmt: skip
+    sentence = "No other reading of the weights is clearly better."
+    if better := [row[0] for row in rows if row[3] == "clearly better"]:
+        sentence = f"Warning: another reading of the same weights is clearly better: {better[0]}."
+    notes = (
+        "nats per token: mean loss less that of the converted reading, ± its paired standard error over tokens",
+        f"clearly better: by more than {CLEAR:g} standard errors",
+    )
+    table = simple_table("readings", ("reading", "perplexity", "nats per token", ""), rows)
+    return Report((table,), (sentence,), notes=notes, content=records, records=records)

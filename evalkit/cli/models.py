@@ -209,22 +209,52 @@ def convert_model(
     *,
     source: str = argument(),
     output: Path = _TO,
+    variant: Literal["cog", "integral", "differential"] | None = typed_option(
+        None, "Attention of its patched code; cog and integral leave no trace in the weights.",
+        "differential, if the weights have λ"),
+    layers: str | None = typed_option(None, "all, top 50%, bottom 50%: the layers with it.", "all"),
+    signals: int | None = typed_option(None, "Signals in each head of integral attention.", metavar="N"),
+    own: tuple[str, ...] = typed_option((), "A further setting of the attention, such as signal_rope=full_head; again "
+                                        "for each.", option="--set", metavar="KEY=VALUE", repeated=True),
     rope: Literal["interleaved", "rotate_half"] | None = typed_option(
-        None, "How the authors' heads rotate, those of vanilla layers too.", "interleaved"
-    ),
+        None, "How heads rotate in these layers.", "interleaved for differential, else rotate_half"),
+    vanilla_rope: Literal["interleaved", "rotate_half"] | None = typed_option(
+        None, "How heads rotate in the other layers.", "as --rope"),
     pairing: Literal["adjacent", "halves"] | None = typed_option(
-        None, "Which of the authors' heads are a pair.", "adjacent"
-    ),
+        None, "Which of the authors' differential heads are a pair.", "adjacent"),
+    text: Path | None = typed_option(None, "Text for the check of the reading, of the kind that the model was trained "
+                                     "on.", "a short English one"),
     allow_pickle: bool = _PICKLE,
-) -> None:
-    """Convert another project's differential checkpoint to evalkit's own format.
+    printer: Printer,
+) -> None:  # fmt: skip
+    """Convert a checkpoint of another project's code to evalkit's own format.
 
-    SOURCE is transformers' DiffLlama, or a Llama with the attention of the differential transformer's authors.
+    SOURCE is transformers' DiffLlama; a Llama with the attention of the differential transformer's authors; or a
+    Llama, Qwen2 or GPT-NeoX whose patched code computes integral or cog attention. The perplexity of a text is printed
+    under this and other readings of the same weights, since the weights do not show which is right.
+
+    \b
+    evalkit models convert CKPT --output NEW --variant integral --layers "top 50%" --signals 8
+    evalkit models convert CKPT --output NEW --rope interleaved --vanilla-rope rotate_half    differential, the authors'
     """
+    from evalkit.cli.model_reports import readings
     from evalkit.models.zoo.convert import convert
+    from evalkit.models.zoo.readings import GivenReading
 
-    convert(_located(source, allow_pickle), output, rope=rope, pairing=pairing, say=news)
-    click.echo(printable(f"{output}: model type evalkit_llama, differential attention"))
+    given = GivenReading(variant, layers, signals, dict(map(_key_value, own)), rope, vanilla_rope, pairing)
+    scored = convert(_located(source, allow_pickle), output, given, text, news)
+    if scored:
+        printer(readings(scored))
+    news(f"{output}: written in evalkit's format")
+
+
+def _key_value(text: str) -> tuple[str, Any]:
+    import yaml
+
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise UsageError(f"--set {text}: write it as KEY=VALUE")
+    return key, yaml.safe_load(value)
 
 
 def _located(checkpoint: str, allow_pickle: bool) -> Any:

@@ -299,6 +299,7 @@ def export(
     """Export a finished run to another tool's format; prints the files.
 
     RUN is a run folder, or the id, name or checkpoint of one in results/runs or EVALKIT_OUTPUT (evalkit ls runs).
+    Tables for a paper, in LaTeX, are printed by evalkit table.
 
     \b
     evalkit export 1a2b3c4d --to hub

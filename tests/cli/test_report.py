@@ -121,15 +121,16 @@ def test_averages_over_seeds_are_those_of_the_studys_table(
         assert list(shown) == [*labels, ("", "cog")]
         for model in json.loads(evalkit("table", *words, "--format", "json").out):
             row = shown["", "cog"] if model["model"] == "cog" else shown[model["model"], "average"]
-            numbers = [(task["value"], task["stderr"]) for task in model["tasks"]]
+            error = "stderr" if model["model"] == "cog" else "deviation"
+            numbers = [(task["value"], task[error]) for task in model["tasks"]]
             cells = [*row.values()][: len(numbers)]
             if average := model["average"]:
-                numbers.append((average["accuracy"], average["stderr"]))
+                numbers.append((average["accuracy"], average[error]))
                 cells.append(row[average["name"]])
             for cell, pair in zip(cells, numbers, strict=True):
-                value, error = (number if number is None else 100 * number for number in pair)
+                value, spread = (number if number is None else 100 * number for number in pair)
                 assert float(cell.value) == pytest.approx(value, abs=0.0501)
-                assert cell.spread == "" if error is None else float(cell.spread) == pytest.approx(error, abs=0.0501)
+                assert cell.spread == "" if spread is None else float(cell.spread) == pytest.approx(spread, abs=0.0501)
     if rule:
         assert table_of(page, 1) != table_of(shown_page, 1)
         return

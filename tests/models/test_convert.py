@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch.nn.functional import embedding, silu
-from transformers import AutoModelForCausalLM, DiffLlamaConfig, DiffLlamaForCausalLM
+from torch.nn.functional import cross_entropy, embedding, silu
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DiffLlamaConfig, DiffLlamaForCausalLM
 
+import evalkit.models.auto  # noqa: F401
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.models.loading.locate import locate
-from evalkit.models.variants.settings import Differential
+from evalkit.models.variants.settings import ALL_KEYS, Differential
 from evalkit.models.zoo.convert import convert
+from evalkit.models.zoo.named import attention_settings
+from evalkit.models.zoo.readings import GivenReading, ScoredReading, with_attention
 from tests.models.loading import edit_config, load_folder
 from tests.tiny import tiny_tokenizer
 
@@ -174,7 +177,7 @@ def written_out(weights: dict[str, Any], interleaved: bool, adjacent: bool) -> t
 ])  # fmt: skip
 def test_the_authors_layout(tmp_path: Path, kv_pairs: int, affine: bool, pairing: str, rope: str) -> None:
     source = authors(tmp_path / "source", kv_pairs=kv_pairs, affine=affine)
-    convert(locate(str(source)), tmp_path / "out", rope=rope, pairing=pairing)
+    convert(locate(str(source)), tmp_path / "out", GivenReading(rope=rope, pairing=pairing))
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     with torch.no_grad():
         logits = model(IDS).logits[0]
@@ -227,8 +230,8 @@ def test_the_tokenizer_comes_along_and_evalkit_loads_it(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "generation_config.json").is_file()
     with pytest.raises(CheckpointError, match="'evalkit_llama'"):
         convert(locate(str(tmp_path / "out")), tmp_path / "again")
-    with pytest.raises(UsageError, match="--rope"):
-        convert(locate(str(source)), tmp_path / "again", rope="interleaved")
+    with pytest.raises(UsageError, match="--variant"):
+        convert(locate(str(source)), tmp_path / "again", GivenReading(rope="interleaved"))
 
 
 def test_checkpoints_that_are_not_convertible(tmp_path: Path) -> None:
@@ -239,7 +242,6 @@ def test_checkpoints_that_are_not_convertible(tmp_path: Path) -> None:
         return {name: None for name in weights if part in name}
 
     for change, noun in (
-        (without("lambda_q1"), "lambda_q1 not found"),
         (without("1.self_attn.lambda_k2"), r"layers\.1\.self_attn\.lambda_k2"),
         ({"extra": torch.ones(2)}, "extra"),
         ({f"{FIRST}.q_proj.weight": torch.ones(41, 48)}, "num_attention_heads 5"),
@@ -255,4 +257,137 @@ def test_checkpoints_that_are_not_convertible(tmp_path: Path) -> None:
         edit_config(source, *([key] if value is None else []), **{key: value})
         with pytest.raises(CheckpointError, match=rf"{key}|config\.json"):
             convert(locate(str(source)), tmp_path / "out")
+    edit_config(source, **json.loads(config))
+    save_file({name: weight for name, weight in weights.items() if "lambda_q1" not in name},
+              source / "model.safetensors", metadata={"format": "pt"})  # fmt: skip
+    with pytest.raises(UsageError, match=r"lambda_q1.*--variant"):
+        convert(locate(str(source)), tmp_path / "out")
+    with pytest.raises(UsageError, match="--signals"):
+        convert(locate(str(source)), tmp_path / "out", GivenReading("integral"))
     assert not (tmp_path / "out").exists()
+
+
+# Patched code, whose attention leaves no trace
+
+
+LAYERS_4: dict[str, dict[str, Any]] = {
+    "vanilla": {},
+    "cog": {"layers": "top 50%"},
+    "integral": {"layers": "top 50%", "signals": 4},
+    "differential": {},
+}
+
+
+def interleaved(weight: torch.Tensor, size: int) -> torch.Tensor:
+    """Rows of queries or keys for code that rotates neighbouring channels, from rows for transformers'."""
+    heads = [head.view(2, size // 2, -1).transpose(0, 1).reshape(size, -1) for head in weight.split(size)]
+    return torch.cat(heads)
+
+
+def as_patched(model: Any, folder: Path) -> Path:
+    """Save a model as the patched code of a Llama would: without a word about its attention."""
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    kept = {key: value for key, value in config.items() if key not in ALL_KEYS}
+    kept |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "rope_theta": 10000.0}
+    (folder / "config.json").write_text(json.dumps(kept), encoding="utf-8")
+    weights = load_file(folder / "model.safetensors")
+    if model.config.attention_variant == "differential":
+        # The authors' layers rotate neighbours, and the vanilla ones are transformers'
+        for layer in model.config.variant_layers:
+            at = f"model.layers.{layer}.self_attn"
+            weights |= {f"{at}.{part}.weight": interleaved(weights[f"{at}.{part}.weight"], 16)
+                        for part in ("q_proj", "k_proj")}  # fmt: skip
+            weights[f"{at}.out_proj.weight"] = weights.pop(f"{at}.o_proj.weight")
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def of_attention(attention: str, seed: int = 0) -> Any:
+    """A model of four layers whose upper two have an attention of the paper."""
+    torch.manual_seed(seed)
+    own = {} if attention == "vanilla" else attention_settings(attention)
+    own |= {"num_signals": 4} if attention == "integral" else {}
+    layers = [] if attention == "vanilla" else [2, 3]
+    config = AutoConfig.for_model(
+        "evalkit_llama", vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=256, tie_word_embeddings=True,
+        initializer_range=0.02, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        bos_token_id=0, eos_token_id=1, attention_variant=attention, variant_layers=layers, **own,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize("attention", ["cog", "integral", "differential"])
+def test_patched_checkpoints_compute_what_their_code_did(attention: str, tmp_path: Path) -> None:
+    """With vanilla layers that rotate otherwise; integral and cog models also in memory."""
+    model = of_attention(attention)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0, 0.3 if weight.dim() == 1 else 0.1)
+        expected = model(IDS).logits
+    source = as_patched(model, tmp_path / "source")
+    given, ropes = LAYERS_4[attention], {"rope": "interleaved", "vanilla_rope": "rotate_half"}
+    ropes = ropes if attention == "differential" else {}
+    convert(locate(str(source)), tmp_path / "out", GivenReading(None if ropes else attention, **given, **ropes))
+    wrong = {"vanilla_rope": "interleaved"}
+    convert(locate(str(source)), tmp_path / "wrong", GivenReading(None if ropes else attention, **given, **wrong))
+    results = [AutoModelForCausalLM.from_pretrained(tmp_path / name)(IDS).logits for name in ("out", "wrong")]
+    assert (results[0] - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert (results[1] - expected).abs().max() > 1e-2 * expected.abs().max()
+    if not ropes:
+        vanilla = AutoModelForCausalLM.from_pretrained(source)
+        assert (vanilla(IDS).logits - expected).abs().max() > 1e-2 * expected.abs().max()
+        in_memory = with_attention(vanilla, variant=attention, **given)
+        assert torch.equal(in_memory(IDS).logits, results[0])
+
+
+@pytest.fixture(scope="module")
+def trained(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four models after 400 updates on a textbook, saved as patched code saves them, and a text that they never saw."""
+    root = tmp_path_factory.mktemp("trained")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer(root / "tokenizer"))
+    textbook = shared_data / "corpora" / "openstax_cc-by.jsonl"
+    text = "\n".join(json.loads(line)["text"] for line in textbook.read_text("utf-8").splitlines())
+    (root / "held_out.txt").write_text(text[500_000:512_000], encoding="utf-8")
+    ids = torch.tensor(tokenizer(text[:400_000], verbose=False).input_ids)
+    for attention in LAYERS_4:
+        model, generator = of_attention(attention).train(), torch.Generator().manual_seed(1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
+        for step in range(400):
+            starts = torch.randint(0, len(ids) - 129, (8,), generator=generator)
+            batch = torch.stack([ids[start : start + 129] for start in starts])
+            loss = cross_entropy(model(batch[:, :-1]).logits.flatten(0, 1), batch[:, 1:].flatten())
+            loss.backward()
+            for group in optimizer.param_groups:
+                group["lr"] = 3e-3 * min(1, (step + 1) / 50) * (1 - step / 400)
+            optimizer.step()
+            optimizer.zero_grad()
+        tokenizer.save_pretrained(as_patched(model, root / attention))
+    return root
+
+
+@pytest.mark.training
+def test_a_wrong_reading_of_a_trained_model_is_told_from_the_right_one(trained: Path, tmp_path: Path) -> None:
+    """In both directions: each model under its own attention and under others."""
+
+    def converted(attention: str, **given: Any) -> list[ScoredReading]:
+        output = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        source = locate(str(trained / attention))
+        return convert(source, output, GivenReading(**given), trained / "held_out.txt")
+
+    rope = {"rope": "interleaved", "vanilla_rope": "rotate_half"}
+    right = {name: {"variant": name, **LAYERS_4[name]} for name in ("cog", "integral")} | {"differential": rope}
+    for attention, given in right.items():
+        readings = converted(attention, **given)
+        assert len(readings) > 8 and not any(reading.is_better for reading in readings)
+        assert all(reading.difference > 0 for reading in readings[1:])
+    for attention, given in {
+        "vanilla": right["integral"], "integral": right["cog"], "cog": right["integral"],
+        "differential": {"rope": "interleaved"},
+    }.items():  # fmt: skip
+        best = min(converted(attention, **given), key=lambda reading: reading.difference)
+        about = best.settings
+        rotated = "interleaved" if attention == "differential" else "rotate_half"
+        assert best.is_better and about["attention"] == attention
+        assert (about["rope"], about["vanilla_rope"]) == (rotated, "rotate_half")

@@ -363,3 +363,11 @@ def test_tokenizers_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
     (folder / "vocab.json").unlink()
     refused(folder, r"--tokenizer FOLDER\|HUB-NAME")
     assert load_folder(folder, tokenizer=changed("same", lambda _: None)).bos_id == 0
+
+
+def test_a_name_that_its_config_does_not_bear_out_is_reported(tmp_path: Path) -> None:
+    """Patched code saves a Llama; "integrated" is another word."""
+    for name, count in (("125M-intg/step100", 1), ("llama_Diff", 1), ("integrated", 0)):
+        said: list[str] = []
+        load_folder(tiny_checkpoint(tmp_path / name), say=said.append)
+        assert len([line for line in said if "models convert" in line]) == count, name

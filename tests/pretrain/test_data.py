@@ -167,7 +167,7 @@ def test_files_that_cannot_be_read(tokenizer: Any, shared: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_killed_packing_leaves_nothing(processes: ForkServerContext, shared: Path, tmp_path: Path) -> None:
+def test_a_killed_packing_continues(processes: ForkServerContext, shared: Path, tmp_path: Path) -> None:
     training, marker, root = training_of(shared, tmp_path / "x"), tmp_path / "marker", tmp_path / "data"
     process = processes.Process(target=pack_until, args=(training, root, marker))
     process.start()
@@ -178,6 +178,7 @@ def test_a_killed_packing_leaves_nothing(processes: ForkServerContext, shared: P
     assert [path.suffix for path in root.iterdir() if path.is_dir()] == [".partial"]
     tokenizer = load_tokenizer(shared / "tokenizer", TOKENS + 12)
     whole = pack(tokenizer, root, *training.recipe.text)
+    assert LINES[-1].startswith("packing: continues after ")
     assert [path for path in root.iterdir() if path.is_dir()] == [whole]
     assert tokens_of(whole).tolist() == tokens_of(pack(tokenizer, tmp_path / "other", *training.recipe.text)).tolist()
 

@@ -19,6 +19,9 @@ from evalkit.models.variants.settings import PREFIX
 if TYPE_CHECKING:
     import torch
 
+_PATCHED = ("llama", "qwen2", "gpt_neox")
+"""Model types whose attention is patched most."""
+_ATTENTION = re.compile(r"(?<![a-z])(intg|integral|cog|cogattn|diff|differential)(?![a-z])", re.IGNORECASE)
 _CONDITIONAL = "ForConditionalGeneration"
 _NOT_CAUSAL = (
     "ForMaskedLM", "ForPreTraining", _CONDITIONAL, "ForSequenceClassification", "ForTokenClassification",
@@ -50,6 +53,16 @@ def register_type(config: Mapping[str, Any]) -> None:
 
 
 # Before weights are read
+
+
+def warn_of_name(checkpoint: Checkpoint, config: Mapping[str, Any], say: Say) -> None:
+    """Call `say` for a checkpoint whose name has an attention that its model type does not have."""
+    kind, name = str(config.get("model_type")), f"{checkpoint.folder.resolve().parent.name}/{checkpoint.name}"
+    if kind in _PATCHED and (attention := _ATTENTION.search(name)):
+        say(
+            f"{checkpoint.given}: its name has '{attention[0]}', but its config.json says {kind}, whose vanilla "
+            "attention is computed; the weights of integral and cog attention look the same: evalkit models convert"
+        )
 
 
 def check_supported(checkpoint: Checkpoint, config: dict[str, Any]) -> None:

@@ -16,7 +16,14 @@ from evalkit.display import Say
 from evalkit.errors import CheckpointError, reading_as
 from evalkit.escape import brief, printable
 from evalkit.models.context.extension import Extension, configured_window, context_window
-from evalkit.models.loading.checks import check_numbers, check_report, check_stored, check_supported, natively_known
+from evalkit.models.loading.checks import (
+    check_numbers,
+    check_report,
+    check_stored,
+    check_supported,
+    natively_known,
+    warn_of_name,
+)
 from evalkit.models.loading.files import generation_settings, quantization
 from evalkit.models.loading.fingerprint import Fingerprint, combine, hash_file
 from evalkit.models.loading.locate import DTYPES, Checkpoint, resolve_dtype, silent
@@ -136,6 +143,7 @@ def load(
         copies = stack.enter_context(copied(source))
         config, folder = copies.config(), copies.folder
         check_supported(source, config)
+        warn_of_name(source, config, say)
         generation, files = generation_settings(folder), source.weights()
         # The scales of quantised weights stay as stored
         weights = read_weights(files, None if quantization(config) else torch_dtype)

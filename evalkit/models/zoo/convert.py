@@ -22,6 +22,7 @@ from evalkit.models.loading.fingerprint import Fingerprint, combine, fingerprint
 from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.variants.settings import DIFFERENTIAL
 from evalkit.models.zoo.named import new_folder
+from evalkit.models.zoo.readings import GivenReading, ScoredReading, StoredModel, score_readings
 from evalkit.models.zoo.shapes import read_shape
 
 if TYPE_CHECKING:
@@ -69,19 +70,20 @@ def export(checkpoint: Checkpoint, output: Path) -> None:
 
 
 def convert(
-    checkpoint: Checkpoint, output: Path, *, rope: str | None = None, pairing: str | None = None, say: Say = silent
-) -> None:
-    """Convert a differential checkpoint, a DiffLlama or one in the authors' layout, and write it to a new folder.
+    checkpoint: Checkpoint, output: Path, given: GivenReading | None = None, text: Path | None = None, say: Say = silent
+) -> list[ScoredReading]:
+    """Convert a checkpoint to evalkit's format, with the attention that its own code computed, in a new folder.
 
-    Of the authors' heads, `rope` is the rotary layout: "interleaved" (also None; channels 2i and 2i + 1 rotate
-    together), or "rotate_half" as in transformers (i and i + half); `pairing` is "adjacent" (also None) or "halves".
+    That is a DiffLlama; a Llama with the attention of the differential transformer's authors; or a Llama, Qwen2 or
+    GPT-NeoX whose patched code computes integral or cog attention, which adds no weights, so that `given` names it.
+    Returns the perplexity of `text` under this and other readings of the weights, this first; none without a tokenizer.
     """
-    config = checkpoint.config()
+    config, given = checkpoint.config(), given or GivenReading()
     kind = str(config.get("model_type"))
     if kind in _CLASSES:
         raise CheckpointError(f"{checkpoint.given}: is already in evalkit's format (model type '{kind}')")
-    if kind == "diffllama" and (rope or pairing):
-        raise UsageError("--rope and --pairing apply to the authors' layout only; leave them out for a DiffLlama")
+    if kind == "diffllama" and given != GivenReading():
+        raise UsageError("the attention of a DiffLlama is known; leave out --variant and all that describes it")
     with doing(f"converting {checkpoint.given}", slow=imports("torch")):
         from evalkit.models.loading.build import copied, read_weights
 
@@ -90,22 +92,29 @@ def convert(
             # Without the rotary frequencies that old checkpoints store
             names = [name for name in stored.tensors if not name.endswith("rotary_emb.inv_freq")]
             weights = {name: stored.tensors[name] for name in names}
-            if kind == "diffllama":
-                keys = _config_from_diffllama(config)
-            else:
-                with reading_as(checkpoint.given, "a differential checkpoint", CheckpointError):
-                    keys = _read_authors(checkpoint, config, weights, rope or "interleaved", pairing or "adjacent")
-            model_config = _checked_config(checkpoint, keys, weights)
+            with reading_as(checkpoint.given, "a checkpoint with one of the paper's attentions", CheckpointError):
+                if kind == "diffllama":
+                    source = StoredModel("llama", weights, _config_from_diffllama(config), is_known=True)
+                elif layers := _layers_with_lambda(weights):
+                    source = _read_authors(config, weights, layers, given)
+                else:
+                    source = StoredModel(kind, weights, given.keys(checkpoint.given, kind, config))
+                reading = given.reading(source)
+                model_config, tensors = source.read(reading)
+            _check_weights(checkpoint, model_config, tensors)
             _check_unchanged(checkpoint, combine(copies, stored.digests, hash_file))
             from huggingface_hub import save_torch_state_dict
 
             with quiet():
                 model_config.save_pretrained(folder)
-                save_torch_state_dict({name: weight.contiguous() for name, weight in weights.items()}, folder)
-            source = copies.folder
-            copy_files((*tokenizer_files(source), *generation_files(source)), source, folder)
-    if not tokenizer_files(checkpoint.folder):
-        say(f"{checkpoint.given} holds no tokenizer: copy its files to {output}, or pass --tokenizer to evalkit run")
+                save_torch_state_dict({name: weight.contiguous() for name, weight in tensors.items()}, folder)
+            files = (*tokenizer_files(copies.folder), *generation_files(copies.folder))
+            copy_files(files, copies.folder, folder)
+            if tokenizer_files(copies.folder):
+                return score_readings(checkpoint.given, source, reading, copies.folder, text, say)
+    say(f"{checkpoint.given} holds no tokenizer: copy its files to {output}, or pass --tokenizer to evalkit run; the "
+        "reading of its weights is not checked")  # fmt: skip
+    return []
 
 
 def _check_unchanged(checkpoint: Checkpoint, read: Fingerprint) -> None:
@@ -131,22 +140,20 @@ def _config_from_diffllama(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read_authors(
-    checkpoint: Checkpoint, config: dict[str, Any], weights: Weights, rope: str, pairing: str
-) -> dict[str, Any]:
-    """Return the keys of an evalkit config; rename and reorder `weights` in place."""
+def _layers_with_lambda(weights: Weights) -> list[int]:
     vector = r"model\.layers\.(\d+)\.self_attn\.lambda_q1"
-    layers = sorted(int(match[1]) for name in weights if (match := re.fullmatch(vector, name)))
-    if not layers:
-        raise CheckpointError(
-            f"{checkpoint.given}: neither transformers' DiffLlama (model_type diffllama) nor the authors' attention in "
-            "a Llama: weight model.layers.N.self_attn.lambda_q1 not found; docs/reference/models.md lists the names"
-        )
+    return sorted(int(match[1]) for name in weights if (match := re.fullmatch(vector, name)))
+
+
+def _read_authors(config: dict[str, Any], weights: Weights, layers: list[int], given: GivenReading) -> StoredModel:
+    """Return the keys of an evalkit config, and the weights under evalkit's names."""
+    if given.variant not in (None, DIFFERENTIAL) or given.layers or given.signals or given.settings:
+        raise UsageError("the weights have λ's vectors, so their layers are differential; leave out all but --rope, "
+                         "--vanilla-rope and --pairing")  # fmt: skip
     keys = {key: config[key] for key in _REQUIRED} | {key: config[key] for key in _OPTIONAL if key in config}
     if not config.get("rope_parameters"):
         keys["rope_theta"] = config["rope_theta"]
-    for name in [name for name in weights if ".self_attn.out_proj." in name]:
-        weights[name.replace(".out_proj.", ".o_proj.")] = weights.pop(name)
+    weights = {name.replace(".self_attn.out_proj.", ".self_attn.o_proj."): weight for name, weight in weights.items()}
     first = f"model.layers.{layers[0]}.self_attn"
     size = len(weights[f"{first}.lambda_q1"])
     if len(layers) == config["num_hidden_layers"]:
@@ -157,54 +164,42 @@ def _read_authors(
         heads = config["num_attention_heads"]
         kv_heads = config.get("num_key_value_heads") or heads
         head_size = config.get("head_dim") or config["hidden_size"] // heads
-    if rope == "interleaved":
-        for layer in range(config["num_hidden_layers"]):
-            _deinterleave(weights, layer, size if layer in layers else head_size)
-    return keys | {
+    keys |= {
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_size,
         "attention_variant": DIFFERENTIAL,
         "variant_layers": layers,
         "diff_heads": "halve" if size == head_size else "keep",
-        "diff_pairing": pairing,
+        "diff_pairing": given.pairing or "adjacent",
         # The authors' code always has a norm over a pair
         "diff_subln": "affine" if f"{first}.subln.weight" in weights else "plain",
         "diff_subln_eps": _SUBLN_EPS,
         "lambda_index": "absolute",
     }
+    return StoredModel("llama", weights, keys, rope="interleaved")
 
 
-def _deinterleave(weights: Weights, layer: int, size: int) -> None:
-    """Move channels 2i of each head of `size` before channels 2i + 1, in queries and keys, so QKᵀ is unchanged."""
-    for part in ("q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias"):
-        name = f"model.layers.{layer}.self_attn.{part}"
-        if name in weights and weights[name].shape[0] % size == 0:
-            heads = weights[name].unflatten(0, (-1, size // 2, 2))
-            weights[name] = heads.transpose(1, 2).flatten(0, 2).contiguous()
-
-
-def _checked_config(checkpoint: Checkpoint, keys: dict[str, Any], weights: Weights) -> Any:
-    """Build the config and check that the weights match it exactly; remove the second copy of a tied head."""
+def _check_weights(checkpoint: Checkpoint, config: Any, weights: Weights) -> None:
+    """Check that the weights match a config exactly; remove the second copy of a tied head."""
     import torch
-
-    import evalkit.models.auto  # noqa: F401
 
     # transformers raises errors of any type; the checkpoint is the cause
     with reading_as(checkpoint.given, "weights that fit its config.json", CheckpointError), quiet():
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM
 
-        config = AutoConfig.for_model("evalkit_llama", **keys)
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config)
-        head = weights.pop("lm_head.weight", None) if config.tie_word_embeddings else None
-        tied = {"lm_head.weight": weights["model.embed_tokens.weight"]} if config.tie_word_embeddings else {}
+        names = {id(module): name for name, module in model.named_modules()}
+        output, embedding = (f"{names[id(part)]}.weight" for part in (model.get_output_embeddings(),
+                                                                      model.get_input_embeddings()))  # fmt: skip
+        head = weights.pop(output, None) if config.tie_word_embeddings else None
+        tied = {output: weights[embedding]} if config.tie_word_embeddings else {}
         # Every weight must be there, in its shape, and no other
         model.load_state_dict(weights | tied, assign=True)
-    if head is not None and not torch.equal(head, weights["model.embed_tokens.weight"]):
+    if head is not None and not torch.equal(head, weights[embedding]):
         raise CheckpointError(
-            f"{checkpoint.given}: lm_head.weight differs from the embedding; set tie_word_embeddings to false"
+            f"{checkpoint.given}: {output} differs from the embedding; set tie_word_embeddings to false"
         )
     config.architectures = [type(model).__name__]
     config.dtype = next(iter(weights.values())).dtype
-    return config

@@ -16,7 +16,7 @@ a model with random weights: the same seed gives bit-identical weights, another 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -132,15 +132,24 @@ def _config(backbone: str, keys: dict[str, Any]) -> tuple[dict[str, Any], ModelS
     for key in required:
         if keys.get(key) is None:
             raise ValueError(f"'{key}' is missing")
-    layers = layers_of(keys["variant_layers"], positive_integer(keys, "num_hidden_layers"))
-    if keys.get("cog_keep_last"):  # so that it can be combined with "all" and "top 50%"
-        layers = tuple(layer for layer in layers if layer != keys["num_hidden_layers"] - 1)
-    config = {"model_type": f"{PREFIX}{backbone}"} | keys | {"variant_layers": list(layers)}
+    count = positive_integer(keys, "num_hidden_layers")
+    layers = upto_last(keys, layers_of(keys["variant_layers"], count), count)
+    config = {"model_type": f"{PREFIX}{backbone}"} | keys | {"variant_layers": layers}
     # With evalkit's model type, so that attention settings are validated for vanilla models too
     shape = read_shape(config)
     if keys["attention_variant"] == VANILLA and backbone in _STOCK:
         config = {key: value for key, value in config.items() if key not in ALL_KEYS} | {"model_type": backbone}
     return config, shape
+
+
+def upto_last(keys: Mapping[str, Any], layers: Sequence[int], count: int) -> list[int]:
+    """Return the layers of an attention, without the last of `count` where `cog_keep_last` is set."""
+    return [layer for layer in layers if not (keys.get("cog_keep_last") and layer == count - 1)]
+
+
+def attention_settings(variant: str) -> dict[str, Any]:
+    """Return the settings of an attention that evalkit's own models have where the papers leave them open."""
+    return dict(read_settings(_shipped()["llama_125m"], _ModelsFile, UsageError).attentions[variant])
 
 
 @contextmanager

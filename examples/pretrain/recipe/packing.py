@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from glob import glob
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +24,20 @@ from evalkit.data.wheels import file_digest
 from evalkit.errors import DataError, EvalkitError, first_line
 from evalkit.inputs.reading import Unreadable, parse_json
 from evalkit.inputs.values import check_text, in_calls
-from evalkit.models.zoo.named import new_folder
+from evalkit.paths import replace_file
 from recipe.settings import Text
 
 VERSION = 1
 _DOCUMENTS = 512
 """Most documents that are tokenised at once."""
 _SECONDS = 30.0
-"""Between lines of progress."""
+"""Between lines of progress, which is then stored."""
+_PROGRESS = "progress.json"
 Say = Callable[[str], None]
 
 
 def packed(texts: Iterable[Text], tokenizer: Any, root: Path, say: Say) -> Path:
-    """Return the folder of the packed tokens of some texts; write it if it is not there.
+    """Return the folder of the packed tokens of some texts; write it if it is not there, or continue if interrupted.
 
     Args:
         texts: the sources, in order.
@@ -56,9 +60,16 @@ def packed(texts: Iterable[Text], tokenizer: Any, root: Path, say: Say) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / f".{key}.lock"):  # several trainings may begin at once
         if not folder.exists():
-            with new_folder(folder) as part:
-                counts = _write(texts, tokenizer, part / "tokens.bin", say)
-                (part / "packing.json").write_text(json.dumps({**content, **counts}, indent=1), encoding="utf-8")
+            part = root / f".{key}.partial"  # kept if it is interrupted
+            part.mkdir(exist_ok=True)
+            try:
+                counts = _write(texts, tokenizer, part, say)
+            except EvalkitError:
+                shutil.rmtree(part)
+                raise
+            (part / "packing.json").write_text(json.dumps({**content, **counts}, indent=1), encoding="utf-8")
+            (part / _PROGRESS).unlink(missing_ok=True)
+            part.replace(folder)
     return folder
 
 
@@ -142,32 +153,38 @@ def digest_of(path: Path) -> str:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _write(texts: list[Text], tokenizer: Any, path: Path, say: Say) -> dict[str, Any]:
-    """Write the tokens of all texts; return how many each has, and their type."""
-    dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
-    counts: list[int] = []
+def _write(texts: list[Text], tokenizer: Any, part: Path, say: Say) -> dict[str, Any]:
+    """Write the tokens of all texts, after those that an interrupted call wrote; return their numbers and dtype."""
+    dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
+    counts, read = [0], 0  # tokens of each text so far, and documents of the last one
+    if (part / _PROGRESS).is_file():
+        counts, read = json.loads((part / _PROGRESS).read_text(encoding="utf-8"))
+        say(f"packing: continues after {sum(counts):,} tokens")
     last = time.monotonic()
-    with path.open("wb") as file:
-        for text in texts:
-            count = 0
-            for ids in _tokenised(text, tokenizer):
-                row = np.array(ids[: text.tokens - count] if text.tokens else ids, dtype=dtype)
-                file.write(row.tobytes())
-                count += len(row)
-                if text.tokens and count >= text.tokens:
+    with (part / "tokens.bin").open("ab") as file:
+        file.truncate(sum(counts) * dtype.itemsize)
+        for text in texts[len(counts) - 1 :]:
+            for ids in _tokenised(text, tokenizer, read):
+                if text.tokens and counts[-1] >= text.tokens:
                     break
+                row = np.array(ids[: text.tokens - counts[-1]] if text.tokens else ids, dtype=dtype)
+                file.write(row.tobytes())
+                counts[-1], read = counts[-1] + len(row), read + 1
                 if time.monotonic() - last > _SECONDS:
-                    say(f"packing: {sum(counts) + count:,} tokens")
+                    say(f"packing: {sum(counts):,} tokens")
+                    file.flush()
+                    os.fsync(file.fileno())
+                    replace_file(part / _PROGRESS, json.dumps([counts, read]).encode())
                     last = time.monotonic()
-            counts.append(count)
-            if not count:
+            if not counts[-1]:
                 raise DataError(f"{text.dataset or ', '.join(text.files)}: holds no document")
-    return {"dtype": dtype, "tokens": counts}
+            counts, read = [*counts, 0], 0
+    return {"dtype": dtype.name, "tokens": counts[:-1]}
 
 
-def _tokenised(text: Text, tokenizer: Any) -> Iterator[list[int]]:
-    """Yield each document's tokens, with BOS (where the tokenizer has one) and EOS."""
+def _tokenised(text: Text, tokenizer: Any, read: int) -> Iterator[list[int]]:
+    """Yield each document's tokens, with BOS (where the tokenizer has one) and EOS, without the first `read` ones."""
     first = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    for some in in_calls(documents(text), str, _DOCUMENTS):
+    for some in in_calls(islice(documents(text), read, None), str, _DOCUMENTS):
         for ids in tokenizer(some, add_special_tokens=False)["input_ids"]:
             yield [*first, *ids, tokenizer.eos_token_id]
