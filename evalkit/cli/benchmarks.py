@@ -78,6 +78,7 @@ def run(
         raise UsageError(f"--model-args {model_args} and {checkpoints[0]} both name a checkpoint; give one")
     model, options = with_model_args(model, model_args, with_task_files(options))
     exclude(watch=watching.watch, dry_run=dry, show_prompts=show_prompts or None)
+    exclude(watch=watching.watch, name=options["name"])
     if watching.watch is not None:
         if workers.option:
             raise UsageError(f"{workers.option}: --watch evaluates in this process; leave out one of them")

@@ -78,6 +78,9 @@ def compare(
         if not curve:
             sides, key, notes = _sides(source, runs, root, key, is_strict=fail_if_worse)
             comparisons = compare_sides(sides, key)
+            own_rules = list(dict.fromkeys(rule for compared in comparisons for rule in compared.own_rules))
+            if fail_if_worse and key is None and len(own_rules) > 1:
+                raise UsageError(f"the runs have different rules ({', '.join(own_rules)}); give --rule")
             shown = comparison_report(comparisons)
         elif results := source.results:
             from evalkit.studies.results import study_trainings
@@ -138,6 +141,11 @@ def plan(
     from evalkit.runs.score_table import outcome_key
 
     exclude(study=study, **{"in": root})
+    for name, share in (("--accuracy", accuracy), ("--discordant", discordant)):
+        if share is not None and not 0 < share <= 100:
+            raise UsageError(f"{name} {share:g}: expected a share above 0, at most 100 %")
+    if difference is not None and not (isfinite(difference) and difference):
+        raise UsageError(f"--difference {difference:g}: expected a number other than 0")
     source, notes, is_guess = Source(study, benchmark, groups), list[str](), not (groups or study or len(runs) > 1)
     if (discordant is not None and not is_guess) or (accuracy is not None and (runs or not is_guess)):
         raise UsageError("--discordant and --accuracy are guesses of what runs show; leave them out")

@@ -254,7 +254,10 @@ def _key_value(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise UsageError(f"--set {text}: write it as KEY=VALUE")
-    return key, yaml.safe_load(value)
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise UsageError(f"--set {text}: {value} is not a value as in YAML") from error
 
 
 def _located(checkpoint: str, allow_pickle: bool) -> Any:

@@ -227,6 +227,8 @@ def evaluate(
             [run] = finished_runs(workers.runner([Job(model, plan)], progress))
         else:
             run = run_plan(plan, progress)
+    if (name := options.get("name")) not in (None, run.model):
+        say(f"these settings were already run, under the name {run.model}; --name {name} is not used")
     with doing("reading scores"):
         rule = plan.manifest["rule"]
         report = show(run, rule) if show else benchmark_of(run).report(run, rule)

@@ -17,7 +17,7 @@ from typing import TypeAlias, overload
 from evalkit.benchmarks.outcomes import Comparable
 from evalkit.comparison.differences import Comparison, ContinuousEvidence, Rows, RuleVerdict, TaskDifference, tally
 from evalkit.comparison.line import ScoredLine, average_difference, by_task, efficiency, line_label, line_name
-from evalkit.comparison.pairing import PairedTask, Pairing, pair
+from evalkit.comparison.pairing import PairedTask, Pairing, common_key, pair
 from evalkit.comparison.sides import Side, claim_of, sides_of
 from evalkit.errors import UsageError
 from evalkit.inputs import values
@@ -75,7 +75,7 @@ def compare(
     Args:
         *runs: runs, each a side of the comparison.
         groups: name → the runs of one side: several seeds, or checkpoints of one model.
-        rule: scoring rule; None: the runs' own.
+        rule: scoring rule; None: the runs' own, or of several the first that all support.
         outcome: "accuracy", "bits_per_byte", "log_loss", "brier" or "margin"; None: accuracy. A margin is that of the
             rule, the others depend on none.
         root: folder of run folders, in which names are looked up.
@@ -109,14 +109,16 @@ def compare_sides(sides: Sequence[Side], rule: str | None = None) -> list[Compar
         raise UsageError(f"{alone}name two runs or groups, or more (evalkit ls runs lists the runs)")
     baseline, *others = sides
     graded: dict[str, Comparable] = {}
-    return [compare_pairing(pair(baseline, other, graded), rule) for other in others]
+    pairings = [pair(baseline, other, graded) for other in others]
+    key = common_key([*graded.values()], rule)
+    return [compare_pairing(pairing, key) for pairing in pairings]
 
 
 def compare_pairing(pairing: Pairing, rule: str | None = None) -> Comparison:
     """Compare two sides under one rule, and under every other rule for agreement.
 
-    `rule` is a rule's name, or a continuous outcome (`runs.score_table.outcome_key`); None: the rule of all runs. A
-    rule that a run does not support, or different ones, raise `UsageError`.
+    `rule` is a rule's name, or a continuous outcome (`runs.score_table.outcome_key`); None: that of `common_key`. A
+    rule that a run does not support raises `UsageError`.
     """
     rule = pairing.key(rule)
     measure, letters = pairing.measure(rule), pairing.graded[0].of_letters(rule)

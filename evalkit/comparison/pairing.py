@@ -72,19 +72,8 @@ class Pairing:
         return benchmark_of(first).label(first, task)
 
     def key(self, rule: str | None) -> str:
-        """Return the key of a rule or outcome (`outcome_key`), by default and for a margin of the runs' own rule.
-
-        Of several own rules it is the first that all runs support. Raises `UsageError` if they have none in common.
-        """
-        if rule not in (None, MARGIN):
-            return rule
-        rules = self.own_rules
-        if len(rules) > 1:
-            common = _common([graded.rules for graded in self.graded])
-            rules = [name for name in rules if name in common] or common
-        if not rules:
-            raise UsageError(f"the runs have different rules ({', '.join(self.own_rules)}), and none in common")
-        return str(with_default_rule(rule, rules[0]))
+        """Return the key of a rule or outcome (`outcome_key`), by default and for a margin of the runs' own rule."""
+        return common_key(self.graded, rule)
 
     @property
     def own_rules(self) -> list[str]:
@@ -116,6 +105,23 @@ class Pairing:
         scores = [of if of.ndim == 1 else of.mean(axis=1) if layer is None else of[:, layer] for of in scores]
         count = len(self.a.runs)
         return np.stack(scores[:count]), np.stack(scores[count:])
+
+
+def common_key(graded: Sequence[Comparable], rule: str | None) -> str:
+    """Return the key of a rule or outcome, by default and for a margin of the runs' own rule.
+
+    Of several own rules it is the first that all runs support. Raises `UsageError` if they have none in common.
+    """
+    if rule not in (None, MARGIN):
+        return rule
+    own = list(dict.fromkeys(str(run.run.manifest["rule"]) for run in graded))
+    rules = own
+    if len(own) > 1:
+        common = _common([run.rules for run in graded])
+        rules = [name for name in own if name in common] or common
+    if not rules:
+        raise UsageError(f"the runs have different rules ({', '.join(own)}), and none in common")
+    return str(with_default_rule(rule, rules[0]))
 
 
 def _common(names: Sequence[Sequence[str]]) -> list[str]:

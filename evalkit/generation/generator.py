@@ -109,7 +109,7 @@ class Generator:
     def __init__(self, model: Any, chunk: int = CHUNK, tokenizer: Any = None) -> None:
         self._model, self._tokenizer, self.chunk = model, tokenizer, chunk
         head = model.get_output_embeddings().weight
-        self.device, self._dtype, self._vocabulary = head.device, head.dtype, head.shape[0]
+        self.device, self._dtype, self._vocabulary = head.device, model.dtype, head.shape[0]
         self._dynamic = dynamic_modules(model)
         self._layers = int(getattr(model.config.get_text_config(), "num_hidden_layers", 0))
         self.memory = memory_beside_weights(model)

@@ -314,7 +314,7 @@ def _saved_weights(module: Any, folder: Path) -> tuple[tuple[str, str], ...]:
 
     try:
         with quiet(), torch.device("meta"):
-            loaded = type(AutoModelForCausalLM.from_config(module.config))
+            loaded = type(AutoModelForCausalLM.from_config(module.config, trust_remote_code=False))
         buffers = (
             (built, getattr(part, name))
             for part in module.modules()

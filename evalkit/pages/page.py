@@ -65,6 +65,12 @@ class Page:
     """Title → panels, in their order; chapters without panels are left out, but for Documents if there are any."""
     documents: DocumentData | None = None
 
+    @property
+    def verdicts(self) -> list[Panel]:
+        """Comparisons that are not curves."""
+        compared = self.chapters.get("Comparisons", ())
+        return [panel for panel in compared if panel.reports and not panel.name.startswith("curves")]
+
 
 def svg_of(draw: Callable[[Path], None]) -> str:
     """Return what a function draws into a file that ends in .svg; the same figure gives the same text."""

@@ -21,7 +21,7 @@ from evalkit.comparison.comparison import compare_pairing, subject_differences
 from evalkit.comparison.comparison_report import comparison_report, headline, p_text, unit_of
 from evalkit.comparison.curves import Curve, curve, curve_report
 from evalkit.comparison.differences import UNDECIDED, Comparison
-from evalkit.comparison.pairing import PairedTask, Pairing, pair
+from evalkit.comparison.pairing import PairedTask, Pairing, common_key, pair
 from evalkit.comparison.sides import Group, Side, check_unique, names, sides_of
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import doing
@@ -172,7 +172,9 @@ def write_report(
     with remembering():
         with doing("results"):
             panels = [result_panels(each, number) for number, each in enumerate(contents.benchmarks, 1)]
-            models = [side.name for each in contents.benchmarks for side in each.sides for _ in side.runs]
+            # Runs of two benchmarks are no seeds of each other
+            models = [f"{side.name} on {each.title}" * (len(contents.benchmarks) > 1) or side.name
+                      for each in contents.benchmarks for side in each.sides for _ in side.runs]  # fmt: skip
             figures = figure_panels(runs, names, models)
         with doing("comparisons"):
             several, numbered = len(contents.benchmarks) > 1, enumerate(contents.benchmarks, 1)
@@ -225,11 +227,19 @@ def comparison_panels(
     panels: list[Panel] = []
     graded: dict[str, Comparable] = {}
     baseline, *others = sides
-    for number, other in enumerate(others, 1):
+    pairings: list[Pairing | EvalkitError] = []
+    for other in others:
+        try:
+            pairings.append(pair(baseline, other, graded))
+        except EvalkitError as error:
+            pairings.append(error)
+    paired = [pairing for pairing in pairings if isinstance(pairing, Pairing)]
+    for number, (other, pairing) in enumerate(zip(others, pairings, strict=True), 1):
         address, title = f"{name}-{number}", f"{other.name} against {baseline.name}" + (f": {suite}" if suite else "")
         try:
-            pairing = pair(baseline, other, graded)
-            compared = compare_pairing(pairing, rule)
+            if isinstance(pairing, EvalkitError):
+                raise pairing
+            compared = compare_pairing(pairing, common_key([run for each in paired for run in each.graded], rule))
             lines = "layer" if compared.measure.layers else "task"
             words = f"Difference on each {lines} with its 95 % interval. {headline(compared)}"
             figure = PageFigure(f"{address}-forest", words, svg_of(partial(forest, [compared])))

@@ -57,3 +57,14 @@ def test_a_note_says_how_intervals_are_made_that_are_not_of_the_standard_error(t
     a, b = (make_run(tmp_path, {"piqa": scores_of("piqa", [*first, *[1] * 378])}, model=name)
             for name, first in (("c", [0] * 16 + [1] * 6), ("d", [1] * 16 + [0] * 6)))  # fmt: skip
     assert compared(a, b).tasks[0].low == 0 and "extended to 0" in note(a, b)
+
+
+def test_several_sides_are_compared_under_one_rule(tmp_path: Path) -> None:
+    """Not each pair under a rule of its own."""
+    rules = ("acc_norm", "acc", "acc_norm")
+    runs = [three_tasks(tmp_path, name, 0.4, seed, manifest={"rule": rule})
+            for seed, (name, rule) in enumerate(zip("abc", rules, strict=True))]  # fmt: skip
+    comparisons = evalkit.compare(*runs)
+    assert isinstance(comparisons, list)
+    assert {compared.rule for compared in comparisons} == {"acc_norm"}
+    assert [compared.own_rules for compared in comparisons] == [("acc_norm", "acc"), ("acc_norm",)]

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, embedding, silu
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DiffLlamaConfig, DiffLlamaForCausalLM
 
 import evalkit.models.auto  # noqa: F401
-from evalkit.errors import CheckpointError, UsageError
+from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.models.loading.locate import locate
 from evalkit.models.variants.settings import ALL_KEYS, Differential
 from evalkit.models.zoo.convert import convert
@@ -336,10 +336,17 @@ def test_patched_checkpoints_compute_what_their_code_did(attention: str, tmp_pat
     assert (results[0] - expected).abs().max() <= 1e-5 * expected.abs().max()
     assert (results[1] - expected).abs().max() > 1e-2 * expected.abs().max()
     if not ropes:
+        with pytest.raises(UnknownNameError, match="signal_ropee"):
+            convert(
+                locate(str(source)), tmp_path / "typo", GivenReading(attention, settings={"signal_ropee": "full_head"})
+            )
         vanilla = AutoModelForCausalLM.from_pretrained(source)
         assert (vanilla(IDS).logits - expected).abs().max() > 1e-2 * expected.abs().max()
         in_memory = with_attention(vanilla, variant=attention, **given)
         assert torch.equal(in_memory(IDS).logits, results[0])
+        vanilla.model.layers[1].self_attn.gate = torch.nn.Parameter(torch.ones(3))
+        with pytest.raises(CheckpointError, match="gate"):
+            with_attention(vanilla, variant=attention, **given)
 
 
 @pytest.fixture(scope="module")

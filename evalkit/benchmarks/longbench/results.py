@@ -146,7 +146,7 @@ def _scores(sizes: Sequence[int], means: Floats) -> dict[str, Any]:
     for n, part in zip(sizes, means, strict=True):
         numbers = (float(part[0]), *percentile_interval(part[1:]))
         score, low, high = (None if isnan(number) else round(number, 2) for number in numbers)
-        if part[1:].min() == part[1:].max():  # resampling equal scores says nothing of the next document's
+        if np.ptp(part[1:]) < 1e-9:  # resampling equal scores says nothing of the next document's
             low = high = None
         parts.append({"n": n, "score": score, "low": low, "high": high})
     return {"all": parts[0], "buckets": parts[1:]}

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.compatibility.transformers import quiet
 from evalkit.display import Say, doing, imports
-from evalkit.errors import CheckpointError, UsageError, reading_as
+from evalkit.errors import CheckpointError, EvalkitError, UsageError, reading_as
+from evalkit.inputs.reading import read_given_text
 from evalkit.models import variants
 from evalkit.models.loading.files import copy_files, generation_files, tokenizer_files, weight_indexes
 from evalkit.models.loading.fingerprint import Fingerprint, combine, fingerprint, hash_file
@@ -24,6 +25,7 @@ from evalkit.models.variants.settings import DIFFERENTIAL
 from evalkit.models.zoo.named import new_folder
 from evalkit.models.zoo.readings import GivenReading, ScoredReading, StoredModel, score_readings
 from evalkit.models.zoo.shapes import read_shape
+from evalkit.paths import resource
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +89,7 @@ def convert(
     with doing(f"converting {checkpoint.given}", slow=imports("torch")):
         from evalkit.models.loading.build import copied, read_weights
 
+        _, content = read_given_text(text or resource("configs", "models") / "check.txt")
         with copied(checkpoint) as copies, new_folder(output) as folder:
             stored = read_weights(checkpoint.weights())
             # Without the rotary frequencies that old checkpoints store
@@ -110,11 +113,17 @@ def convert(
                 save_torch_state_dict({name: weight.contiguous() for name, weight in tensors.items()}, folder)
             files = (*tokenizer_files(copies.folder), *generation_files(copies.folder))
             copy_files(files, copies.folder, folder)
-            if tokenizer_files(copies.folder):
-                return score_readings(checkpoint.given, source, reading, copies.folder, text, say)
-    say(f"{checkpoint.given} holds no tokenizer: copy its files to {output}, or pass --tokenizer to evalkit run; the "
-        "reading of its weights is not checked")  # fmt: skip
-    return []
+    if not tokenizer_files(output):
+        say(
+            f"{checkpoint.given} holds no tokenizer: copy its files to {output}, or pass --tokenizer to evalkit run; "
+            "the reading of its weights is not checked"
+        )
+        return []
+    try:
+        return score_readings(checkpoint.given, source, reading, output, content, say)
+    except (EvalkitError, MemoryError) as error:  # the folder is complete
+        say(f"{output}: the reading of its weights is not checked: {error}")
+        return []
 
 
 def _check_unchanged(checkpoint: Checkpoint, read: Fingerprint) -> None:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from evalkit.compatibility.transformers import quiet
 from evalkit.display import Say, doing
-from evalkit.errors import CheckpointError, UsageError
-from evalkit.inputs.reading import read_given_text
+from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.models.variants.settings import (
     ALL_KEYS,
     COG,
     DIFFERENTIAL,
     INTEGRAL,
+    KEYS,
     PREFIX,
     VANILLA,
     Differential,
@@ -33,7 +33,6 @@ from evalkit.models.variants.settings import (
 )
 from evalkit.models.zoo.named import attention_settings, upto_last
 from evalkit.models.zoo.shapes import layer_ranges
-from evalkit.paths import resource
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +59,7 @@ _CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
 """Settings that the weights do not show; every combination is a reading."""
 _SIGNALS = (2, 4, 8, 16)
 _LAYERS = ("all", "top 50%", "bottom 50%")
-_MOST_TOKENS, _MOST_WINDOW = 4096, 512
+_LEAST_TOKENS, _MOST_TOKENS, _MOST_WINDOW = 100, 4096, 512
 CLEAR = 3.0
 """Standard errors by which another reading must be better to be reported as clearly better; for the best of 18 equal
 readings, 5 % by Bonferroni's bound are at 2.9 standard errors."""
@@ -99,6 +98,9 @@ class GivenReading:
         if kind not in _BACKBONES:
             raise CheckpointError(f"{name}: has model type '{kind}'; expected {', '.join(_BACKBONES)}")
         kept = {key: value for key, value in config.items() if key not in (*_STORED, *ALL_KEYS)}
+        known = [key for key in KEYS[self.variant] if key != "num_signals"]
+        if unknown := [key for key in self.settings if key not in known]:
+            raise UnknownNameError(f"setting of {self.variant} attention", unknown[0], known)
         given = dict(self.settings) | ({} if self.signals is None else {"num_signals": self.signals})
         settings = attention_settings(self.variant) | given
         if self.variant == INTEGRAL and "num_signals" not in settings:
@@ -228,20 +230,19 @@ class ScoredReading(NamedTuple):
 
 
 def score_readings(
-    name: str, source: StoredModel, reading: WeightReading, folder: Path, text: Path | None, say: Say
+    name: str, source: StoredModel, reading: WeightReading, folder: Path, text: str, say: Say
 ) -> list[ScoredReading]:
     """Compute the perplexity of a text under the requested reading, which is the first, and under all others.
 
-    Readings that compute the same count once. `folder` has the tokenizer; `text` is a file, by default a short English
-    one, of which at most 4,096 tokens are read, in windows of 512.
+    Readings that compute the same count once. `folder` has the tokenizer. Of the text at most 4,096 tokens are read, in
+    windows of 512. Raises an `EvalkitError` if the model or the text does not fit.
     """
     import torch
 
     from evalkit.models.loading.tokenizer import load_tokenizer
 
-    _, content = read_given_text(text or resource("configs", "models") / "check.txt")
     embedding = next(weight for key, weight in source.weights.items() if "embed" in key)
-    ids = load_tokenizer(folder, len(embedding), say=say)(content, return_tensors="pt", verbose=False).input_ids
+    ids = load_tokenizer(folder, len(embedding), say=say)(text, return_tensors="pt", verbose=False).input_ids
     windows = ids[:, :_MOST_TOKENS].split(min(_MOST_WINDOW, int(source.keys["max_position_embeddings"])), dim=1)
     readings, losses, scored = [reading], list[torch.Tensor](), list[ScoredReading]()
     readings += [other for other in source.others(reading) if other != reading]
@@ -255,6 +256,8 @@ def score_readings(
             continue
         with torch.no_grad():
             loss = torch.cat([_losses(model, window) for window in windows])
+        if len(loss) < _LEAST_TOKENS:
+            raise UsageError(f"{len(loss)} tokens of text are too few to tell readings apart; give --text")
         if any(torch.allclose(loss, known, rtol=0, atol=_SAME) for known in losses):
             continue
         losses.append(loss)
@@ -279,4 +282,10 @@ def _built(config: Any, weights: Weights, dtype: str) -> Any:
     with quiet():
         with torch.device("meta"):
             kind = type(AutoModelForCausalLM.from_config(config))
-        return kind.from_pretrained(None, config=config, state_dict=dict(weights), dtype=getattr(torch, dtype)).eval()
+        model, report = kind.from_pretrained(
+            None, config=config, state_dict=dict(weights), dtype=getattr(torch, dtype), output_loading_info=True
+        )
+    for what, names in (("lacks", report["missing_keys"]), ("has no place for", report["unexpected_keys"])):
+        if names:
+            raise CheckpointError(f"{config.model_type} {what} weight {min(names)}")
+    return model.eval()

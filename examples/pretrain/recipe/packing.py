@@ -65,7 +65,8 @@ def packed(texts: Iterable[Text], tokenizer: Any, root: Path, say: Say) -> Path:
             try:
                 counts = _write(texts, tokenizer, part, say)
             except EvalkitError:
-                shutil.rmtree(part)
+                if not any(text.dataset for text in texts):  # a connection may be restored, a bad file is another text
+                    shutil.rmtree(part)
                 raise
             (part / "packing.json").write_text(json.dumps({**content, **counts}, indent=1), encoding="utf-8")
             (part / _PROGRESS).unlink(missing_ok=True)
