@@ -222,9 +222,10 @@ def figure(
     """Draw finished runs of evalkit attention: the paper's figures and others. NAME is one of evalkit figure --list.
 
     RUNS are run folders, or ids, names or checkpoints of runs in results/runs or EVALKIT_OUTPUT (evalkit ls runs). With
-    --study they are names of its checkpoints, NAME or NAME@STEP; without any, all that are finished. Seeds of a model
-    are one line, their mean. Beside the figure are written its numbers, as .csv with shares as fractions, and a caption
-    in NAME-caption.tex: what lines and bands are, and in what the runs differ besides their models.
+    --study they are names of its checkpoints, NAME or NAME@STEP; without any, those of the figure under the study's
+    `figures`, or all that are finished. Seeds of a model are one line, their mean. Beside the figure are written its
+    numbers, as .csv with shares as fractions, and a caption in NAME-caption.tex: what lines and bands are, and in what
+    the runs differ besides their models.
 
     \b
     evalkit figure entropy RUN_A RUN_B -o entropy.pdf              and entropy.csv
@@ -260,18 +261,25 @@ def figure(
         raise UsageError(f"name a figure: {', '.join(KINDS)}; or give --all")
     if not (runs or groups) and study is None:
         raise UsageError("name runs of evalkit attention (evalkit ls runs lists them), or --study FILE.yaml")
-    with doing("reading runs"):
-        analysed, remarks = _analysed(runs, source, names, request)
-    for remark in remarks:
-        say(remark)
+    of_study = source.results.study.figures if source.results and not runs else {}
+    read: dict[tuple[str, ...], list[AnalysedRun]] = {}
+
+    def analysed(name: str) -> list[AnalysedRun]:
+        if (chosen := of_study.get(name, runs)) not in read:
+            with doing("reading runs"):
+                read[chosen], notes = _analysed(chosen, source, names, request)
+            for note in notes:
+                say(note)
+        return read[chosen]
+
     if figure is not None:
-        _draw(figure, analysed, request, [path])
+        _draw(figure, analysed(figure), request, [path])
         return
     written = False
     for name, kind in ((name, kind) for name, kind in KINDS.items() if kind.paper or not paper):
         drawn = replace(request, band=request.band if kind.band else None)
         try:
-            _draw(name, analysed, drawn, [path / f"{name}{suffix}" for suffix in (".pdf", ".png")])
+            _draw(name, analysed(name), drawn, [path / f"{name}{suffix}" for suffix in (".pdf", ".png")])
             written = True
         except UsageError as error:
             say(f"{name}: not drawn, {error}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.comparison.sides import Side, check_unique
 from evalkit.display import doing
-from evalkit.errors import EvalkitError, UsageError
+from evalkit.errors import EvalkitError, UnknownNameError, UsageError
 from evalkit.escape import printable
 from evalkit.models.loading.fingerprint import fingerprint, known_fingerprint
 from evalkit.models.loading.spec import model_spec
@@ -58,8 +58,12 @@ class StudyResults:
         return [checkpoint for checkpoint in checkpoints if self.run(checkpoint, benchmark) is None]
 
     def unfinished(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> list[str]:
-        """Return a sentence that names the runs that are not finished, with the errors that ended them, if any."""
-        names = []
+        """Return a sentence that names the runs that are not finished, with the errors that ended them, if any.
+
+        Checkpoints that do not run on the benchmark are not in it.
+        """
+        names, known = [], self.study.names_on(benchmark)
+        checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.name in known]
         for missing in (StudyRun(checkpoint, benchmark) for checkpoint in self.missing(checkpoints, benchmark)):
             record = record_of(self.study.output, missing)
             error = f" ({printable(record.error)})" if record and record.error else ""
@@ -67,7 +71,10 @@ class StudyResults:
         return [f"Not finished: {', '.join(names)}."] if names else []
 
     def require(self, checkpoints: Sequence[StudyCheckpoint], benchmark: StudyBenchmark) -> None:
-        """Raise `UsageError` if a run of these checkpoints is not finished; names all of them."""
+        """Raise `UsageError` if a run of these checkpoints is not finished, or is none of the study's; names all."""
+        known = self.study.names_on(benchmark)
+        if other := next((checkpoint.name for checkpoint in checkpoints if checkpoint.name not in known), None):
+            raise UnknownNameError(f"checkpoint of benchmark {benchmark.name} of study {self.study.path}", other, known)
         for sentence in self.unfinished(checkpoints, benchmark):
             raise UsageError(f"study {self.study.path}: {sentence.rstrip('.')}; run {self.remedy}")
 
@@ -130,11 +137,12 @@ def study_sides(results: StudyResults, names: Sequence[str], benchmark: StudyBen
         UsageError: fewer than two sides, an unknown name, or a run that is not finished; names all such runs.
     """
     study = results.study
-    chosen = [select(study, name) for name in names or study.names]
+    known = study.names_on(benchmark)
+    chosen = [select(study, name) for name in names or known]
     if len(chosen) < 2:
         raise UsageError(
             f"there is nothing to compare {chosen[0].name} with; name two checkpoints or more of study {study.path}: "
-            f"{', '.join(study.names)}"
+            f"{', '.join(known)}"
         )
     checkpoints = [checkpoint for model in chosen for checkpoint in model.checkpoints]
     results.require(checkpoints, benchmark)
@@ -195,8 +203,8 @@ def study_trainings(results: StudyResults, names: Sequence[str], benchmark: Stud
         UsageError: an unknown name, a model without steps, or a training of which fewer than two runs are finished.
     """
     study = results.study
-    with_steps = dict.fromkeys(checkpoint.name for checkpoint in study.checkpoints if checkpoint.step is not None)
-    if not (chosen := names or list(with_steps)):
+    with_steps = {checkpoint.name for checkpoint in study.checkpoints if checkpoint.step is not None}
+    if not (chosen := names or [name for name in study.names_on(benchmark) if name in with_steps]):
         raise UsageError(f"study {study.path}: no checkpoint has 'steps', so there is no curve")
     curves = []
     for model, (name, checkpoints) in ((of, seed) for of in chosen for seed in trainings(study, of)):

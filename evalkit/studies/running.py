@@ -7,6 +7,7 @@ that no other process holds.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from evalkit.benchmarks.request import remembering
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import ModelHolder, finished, loading_key, run_plan
 from evalkit.display import Progress, Say, doing
-from evalkit.errors import EvalkitError, RunInUseError, SeveralErrors, first_line
+from evalkit.errors import EvalkitError, RunInUseError, SeveralErrors, UsageError, first_line
 from evalkit.escape import counted
 from evalkit.models.loading.files import safetensors_header
 from evalkit.models.loading.locate import silent
@@ -33,6 +34,7 @@ from evalkit.runs.writing import is_locked, read_owner
 from evalkit.studies.study import Study, StudyRun, finished_run_of, record_of, save_record
 
 GONE = "its checkpoint was deleted before this run was finished"
+_VARIABLE = re.compile(r"\$\{?(\w+)")
 _POLL = 5.0
 """Seconds between two looks at the runs of other processes."""
 
@@ -136,6 +138,9 @@ def plan_checkpoints(models: Sequence[str], options: Mapping[str, Any], say: Say
 
 def plan_of(study: Study, run: StudyRun, say: Say) -> Plan:
     """Plan a run of a study; its weight files are complete. Raises as `benchmarks.run.planned`."""
+    unset = _VARIABLE.search(run.checkpoint.model)
+    if unset and not Path(run.checkpoint.model).exists():
+        raise UsageError(f"environment variable {unset[1]} is not set; export it, or write the folder of checkpoints")
     return _checked(planned(run.checkpoint.model, {**run.options, "output": study.output}, say))
 
 

@@ -65,6 +65,8 @@ class StudyBenchmark:
     """Options as in the study file, the same on every machine."""
     options: Mapping[str, Any]
     """Options as `benchmarks.run.planned` takes them, with the suite."""
+    checkpoints: tuple[str, ...] = ()
+    """Names of the checkpoints that run on it; empty: all."""
 
     @property
     def rule(self) -> str | None:
@@ -124,18 +126,27 @@ class Study:
     checkpoints: tuple[StudyCheckpoint, ...]
     benchmarks: tuple[StudyBenchmark, ...]
     tables: Mapping[str, StudyTable]
+    figures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Figure of analyses of attention → its models, NAME or NAME@STEP; of other figures all models."""
 
     @property
     def runs(self) -> tuple[StudyRun, ...]:
-        """Return every checkpoint on every benchmark; those of one checkpoint together."""
+        """Return every checkpoint on each of its benchmarks; those of one checkpoint together."""
         return tuple(
-            StudyRun(checkpoint, benchmark) for checkpoint in self.checkpoints for benchmark in self.benchmarks
+            StudyRun(checkpoint, benchmark)
+            for checkpoint in self.checkpoints
+            for benchmark in self.benchmarks
+            if checkpoint.name in self.names_on(benchmark)
         )
 
     @property
     def names(self) -> tuple[str, ...]:
         """Return the names of its models, in order."""
         return tuple(dict.fromkeys(checkpoint.name for checkpoint in self.checkpoints))
+
+    def names_on(self, benchmark: StudyBenchmark) -> tuple[str, ...]:
+        """Return the names of the models that run on a benchmark, in order."""
+        return tuple(name for name in self.names if name in (benchmark.checkpoints or self.names))
 
     def benchmark(self, name: str | None) -> StudyBenchmark:
         """Return a benchmark by name, by default the only one; raise `UsageError` if there is none, or several."""

@@ -14,13 +14,15 @@ In: a YAML file. Out: a `Study`. The form:
       zeroshot8: {}
       plain: {suite: zeroshot8, template: plain, rule: acc_norm}
       lm_eval: {tasks: [sciq, lambada_openai]}
-      longbench: {context: 8192}
+      longbench: {context: 8192, checkpoints: [vanilla, intg]}      # these only; default: all
     tables:                                       # optional: how `evalkit table --study` fills a layout
       main_res: {benchmark: zeroshot8, rows: {vanilla_125m: vanilla}, drop_empty: true, caption: Ours,
                  titles: {125M parameters: Small models}}
+    figures:                                      # optional: which models `evalkit figure --study` draws
+      bos: [vanilla, intg]
 
-Paths are relative to the study file; `~` is the user's folder. `steps` names folders in each `model`, or revisions of a
-hub model.
+Paths are relative to the study file; `~` is the user's folder, `$NAME` an environment variable. `steps` names folders
+in each `model`, or revisions of a hub model.
 """
 
 from __future__ import annotations
@@ -34,12 +36,13 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, create_model
 
+from evalkit.benchmarks.attention.groups import KINDS
 from evalkit.benchmarks.registry import benchmark, kind_of_suite
 from evalkit.comparison.sides import step_in
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.settings import Setting, settings_of
 from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty, read_settings
-from evalkit.inputs.values import by_number, text
+from evalkit.inputs.values import by_number, names, text
 from evalkit.inputs.values import path as given_path
 from evalkit.models.loading.files import is_pattern, matching
 from evalkit.models.loading.spec import ModelSpec
@@ -78,6 +81,7 @@ class _StudyFile(FileSettings):
     checkpoints: Annotated[Named[Annotated[_Checkpoint, BeforeValidator(_of_model)]], Field(min_length=1)]
     benchmarks: Annotated[Named[dict[str, Any] | None], Field(min_length=1), BeforeValidator(_of_names)]
     tables: dict[str, StudyTable] = Field(default_factory=dict)
+    figures: dict[str, Listed[NonEmpty]] = Field(default_factory=dict)
 
 
 def read_study(path: Path) -> Study:
@@ -107,17 +111,27 @@ def read_study(path: Path) -> Study:
         for name, given in content.checkpoints.items()
         for checkpoint in _checkpoints(f"{where}, checkpoint '{name}'", folders, location, name, given, of_models)
     )
-    study = Study(path, output, checkpoints, benchmarks, content.tables)
+    study = Study(path, output, checkpoints, benchmarks, content.tables, content.figures)
+    for each in benchmarks:
+        _check_known(f"{where}, benchmark '{each.name}'", "checkpoint", each.checkpoints, study.names)
+    _check_known(f"{where}, 'figures'", "figure", study.figures, KINDS)
+    for name, models in study.figures.items():
+        _check_models(f"{where}, figure '{name}'", models, study)
     for name, table in study.tables.items():
         if not name.endswith(_YAML):
             _check_known(f"{where}, 'tables'", "table", [name], layout_names())
         if table.benchmark is not None:
-            names = [benchmark.name for benchmark in benchmarks]
-            _check_known(f"{where}, table '{name}'", "benchmark", [table.benchmark], names)
+            known = {benchmark.name for benchmark in benchmarks}
+            _check_known(f"{where}, table '{name}'", "benchmark", [table.benchmark], known)
         for row, given in table.rows.items():
-            if given.rpartition("@")[0] not in study.names:
-                _check_known(f"{where}, table '{name}', row '{row}'", "checkpoint", [given], study.names)
+            _check_models(f"{where}, table '{name}', row '{row}'", [given], study)
     return study
+
+
+def _check_models(where: str, models: Iterable[str], study: Study) -> None:
+    """Check names of checkpoints, NAME or NAME@STEP."""
+    without_step = (name if name in study.names else name.rpartition("@")[0] or name for name in models)
+    _check_known(where, "checkpoint", without_step, study.names)
 
 
 def _check_known(where: str, kind: str, names: Iterable[str], known: Collection[str]) -> None:
@@ -142,11 +156,13 @@ def _benchmark(
         known = _options_of(kind)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
-    _check_known(where, "setting", given, known)
+    given = dict(given)
+    only = names(f"{where}: 'checkpoints'", given.pop("checkpoints")) if "checkpoints" in given else ()
+    _check_known(where, "setting", given, (*known, "checkpoints"))
     shared = {option: value for option, value in settings.items() if option in known and option not in _MODEL_OPTIONS}
     written = {**shared, **given, "suite": given.get("suite", name)}
     options = folders.options({**written, "suite": suite}, ModelSpec, benchmark(kind).request)
-    return StudyBenchmark(name, suite, kind, written, options)
+    return StudyBenchmark(name, suite, kind, written, options, only)
 
 
 def _checkpoints(
@@ -199,7 +215,12 @@ def _steps(where: str, folders: StudyFolders, model: str, given: list[str]) -> l
 
 
 def _is_written_as_path(model: str) -> bool:
-    return model.startswith(("/", "./", "../", "~"))
+    return model.startswith(("/", "./", "../", "~", "$"))
+
+
+def _with_variables(path: str) -> str:
+    """Replace environment variables. A path that begins with a variable is relative to the current folder, as typed."""
+    return str(Path(os.path.expandvars(path)).absolute()) if path.startswith("$") else os.path.expandvars(path)
 
 
 @dataclass(frozen=True)
@@ -212,7 +233,7 @@ class StudyFolders:
 
     def path(self, name: str) -> Path:
         """Return the path of a file or folder; `~` is the user's folder."""
-        return self.root / Path(name).expanduser()
+        return self.root / Path(_with_variables(name)).expanduser()
 
     def exists(self, name: str) -> bool:
         return self.path(name).exists()
@@ -240,17 +261,18 @@ class StudyFolders:
         folder is left: the user has removed the others.
         """
         folder = self.path(model) if model else self.root
+        given, pattern = pattern, _with_variables(pattern)
         if not is_pattern(pattern, folder):
-            return [(pattern, False)]
-        names = {*matching(pattern, folder)}
-        if model or not names:
+            return [(given, False)]
+        folders = {*matching(pattern, folder)}
+        if model or not folders:
             prefix, patterns = f"{model.rstrip('/')}/" if model else "", pattern.split("/")
             for recorded in self.recorded:
                 parts = recorded.removeprefix(prefix).split("/")
                 # Folder by folder, as a shell matches
                 is_inside = recorded.startswith(prefix) and len(parts) >= len(patterns)
                 if is_inside and all(map(fnmatchcase, parts, patterns)):
-                    names.add("/".join(parts[: len(patterns)]))
-        if not names:
+                    folders.add("/".join(parts[: len(patterns)]))
+        if not folders:
             raise UsageError(f"{where}: no folder in {folder.resolve()} matches '{pattern}'")
-        return [(name, True) for name in sorted(names, key=by_number)]
+        return [(name, True) for name in sorted(folders, key=by_number)]

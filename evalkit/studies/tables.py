@@ -95,7 +95,7 @@ def own_tables(results: StudyResults, benchmark: str | None, rule: str | None, e
     """
     study, parts, has_rule = results.study, [], False
     for each in [study.benchmark(benchmark)] if benchmark else study.benchmarks:
-        models = [select(study, name) for name in study.names]
+        models = [select(study, name) for name in study.names_on(each)]
         entries = []
         for model in models:
             runs = results.runs(model.checkpoints, each)
@@ -157,13 +157,14 @@ def _assigned(
         raise UsageError(f"{where}: {UnknownNameError('row', unknown, keys)}")
     chosen = {row: select(study, name) for row, name in given.rows.items()}
     used = {model.checkpoints[0].name for model in chosen.values()}
-    for name in study.names:
+    names = study.names_on(benchmark)
+    for name in names:
         if name in keys and name not in used and name not in chosen:
             chosen[name] = select(study, name)
             used.add(name)
     reasons: dict[str, list[str]] = {}
     by_shape: dict[str, str] = {}
-    for name in study.names:
+    for name in names:
         if name in used:
             continue
         row, why = _row_by_shape(results, layout, benchmark, name, chosen, where)

@@ -3,9 +3,9 @@
     python examples/pretrain/train_study.py examples/replication/training.yaml
     python examples/pretrain/train_study.py examples/replication/training.yaml --dry-run
 
-The study is a file with `recipe` (a settings file of train.py), `models` (by name), `seeds` and `output`. Writes
-OUTPUT/NAME-seedN/model. The same command again goes on where it was stopped. Two processes share the work: each takes
-a training that nobody has.
+The study is a file with `recipe` (a settings file of train.py), `models` (by name; a model may have another recipe),
+`seeds` and `output`. Writes OUTPUT/NAME-seedN/model. The same command again goes on where it was stopped. Two processes
+share the work: each takes a training that nobody has.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="pack the text and say what the trainings will take")
     arguments = parser.parse_args()
     with reported("train_study.py"):
-        study, recipe = read_training_study(arguments.study)
+        study, recipes = read_training_study(arguments.study)
         from recipe.folder import Training
         from recipe.running import run  # imports torch
 
         output = Path(study.output)
         trainings = [
-            Training(recipe.model_copy(update={"model": model}), seed, output / f"{name}-seed{seed}", output / "data")
+            Training(recipe, seed, output / f"{name}-seed{seed}", output / "data")
             for seed in study.seeds
-            for name, model in study.models.items()
+            for name, recipe in recipes.items()
         ]
         run(trainings, dry_run=arguments.dry_run)
 

@@ -282,3 +282,27 @@ def test_figures_of_groups_are_of_seeds(evalkit: Command, tmp_path: Path) -> Non
     drawn = rows_of(Path("entropy.csv").read_text(encoding="utf-8"))
     assert list(dict.fromkeys(row["run"] for row in drawn)) == ["a", "pair"]
     assert all((row["spread"] == "") == (row["run"] == "a") for row in drawn)
+
+
+def test_the_models_of_each_figure_of_a_study(evalkit: Command, tmp_path: Path) -> None:
+    """Those that it lists, in its order; named models count more, and all models are in figures that are not listed."""
+    checkpoints, maps = {name: f"gone/{name}" for name in ("base", "intg", "new")}, {"suite": "attention", "sample": 2}
+    listed = {"entropy": ["intg", "base"], "bos": ["base"], "negative": ["new"]}
+    path = write_study(tmp_path / "study.yaml", checkpoints, {"maps": maps}, settings={}, figures=listed)
+    study = read_study(path)
+    for cell in study.runs[:2]:
+        run = made_run(study.output, cell.checkpoint.model, documents=2)
+        save_record(study.output, cell, run.folder, run.manifest["id"])
+
+    def drawn(file: str) -> list[str]:
+        return list(dict.fromkeys(row["run"] for row in rows_of(Path(file).read_text(encoding="utf-8"))))
+
+    for words, order in (((), ["intg", "base"]), (("base",), ["base"])):
+        outcome = evalkit("figure", "entropy", *words, "--study", path)
+        assert outcome.code == 0 and drawn("entropy.csv") == order and "new on maps" not in outcome.err
+    outcome = evalkit("figure", "--all", "--study", path, "-o", "all")
+    assert outcome.code == 0 and "negative: not drawn" in outcome.err and not Path("all/negative.csv").exists()
+    assert [drawn(f"all/{name}.csv") for name in ("bos", "entropy", "rank")] == [
+        ["base"], ["intg", "base"], ["base", "intg"]
+    ]  # fmt: skip
+    complains(evalkit("figure", "negative", "--study", path), 2, "new on maps")

@@ -84,17 +84,22 @@ def test_paths_are_relative_to_the_file(shared: Path, tmp_path: Path, monkeypatc
 
 def test_the_papers_settings() -> None:
     """What its appendix states: AdamW, 3e-4, 10,000 updates of warm-up, 2M tokens a batch, rows of 2,048, 28 B tokens,
-    16 rows on each of 8 devices; and a model of evalkit's with Mixtral's vocabulary. The small settings are the
-    replication's.
+    16 rows on each of 8 devices and 8 micro-batches; at 1.2B 128 B tokens, 4 rows and 32; and models of evalkit's with
+    Mixtral's vocabulary. The small settings are the replication's.
     """
-    recipe = read_recipe(EXAMPLE / "paper.yaml")
-    assert (recipe.learning_rate, recipe.warmup_steps, recipe.length) == (3e-4, 10_000, 2048)
-    assert (recipe.precision, recipe.micro_batch) == ("bfloat16", 16)
-    assert recipe.batch * recipe.length == 2**21 and recipe.batch % (8 * recipe.micro_batch) == 0
-    assert recipe.tokens == pytest.approx(28e9, rel=1e-3)
-    [text] = recipe.text
-    assert (text.dataset, text.config, text.tokens) == ("HuggingFaceTB/smollm-corpus", "cosmopedia-v2", None)
-    assert {model.name: model.shape for model in models()}[recipe.model].vocabulary == 32_000
+    small, large = (read_recipe(EXAMPLE / f"{name}.yaml") for name in ("paper", "paper_1.2b"))
+    for recipe, tokens, rows, parts in ((small, 28e9, 16, 8), (large, 128e9, 4, 32)):
+        assert (recipe.learning_rate, recipe.warmup_steps, recipe.length) == (3e-4, 10_000, 2048)
+        assert (recipe.precision, recipe.micro_batch) == ("bfloat16", rows)
+        assert recipe.batch * recipe.length == 2**21 and recipe.batch == 8 * rows * parts
+        assert recipe.tokens == pytest.approx(tokens, rel=1e-3)
+        assert {model.name: model.shape for model in models()}[recipe.model].vocabulary == 32_000
+        assert {text.dataset for text in recipe.text} == {"HuggingFaceTB/smollm-corpus"}
+    assert [(text.config, text.tokens) for text in small.text] == [("cosmopedia-v2", None)]
+    assert [(text.config, text.tokens) for text in large.text] == [("cosmopedia-v2", None),
+                                                                   ("fineweb-edu-dedup", 100 * 10**9)]  # fmt: skip
+    of_size = {"model", "text", "micro_batch", "steps"}
+    assert small.model_dump(exclude=of_size) == large.model_dump(exclude=of_size)
     files = "small.yaml", "../replication/recipe.yaml"
     small, replication = (yaml.safe_load((EXAMPLE / path).read_text()) for path in files)
     assert all(small[key] == replication[key] for key in small.keys() - {"model", "text"})
@@ -154,10 +159,14 @@ def test_a_study(shared: Path, tmp_path: Path) -> None:
     path, model = tmp_path / "study.yaml", f"{shared}/models.yaml:cog"
     keys: dict[str, Any] = {"recipe": "recipe.yaml", "models": {"a": model}, "seeds": [1, 2], "output": "trained"}
     names = ["a-1.b_C", "-", "größe"]
-    path.write_text(json.dumps(keys | {"models": dict.fromkeys(names, model), "seeds": [0, 2**32 - 1]}))
-    study, recipe = read_training_study(path)
-    assert (study.output, list(study.models)) == (str(tmp_path / "trained"), names)
-    assert recipe == read_recipe(tmp_path / "recipe.yaml")
+    (tmp_path / "long.yaml").write_bytes(write_recipe(tmp_path / "own", shared, steps=40).read_bytes())
+    own = {"own": {"model": f"{shared}/models.yaml:vanilla", "recipe": "long.yaml"}}
+    path.write_text(json.dumps(keys | {"models": dict.fromkeys(names, model) | own, "seeds": [0, 2**32 - 1]}))
+    study, recipes = read_training_study(path)
+    assert (study.output, list(recipes)) == (str(tmp_path / "trained"), [*names, "own"])
+    common = read_recipe(tmp_path / "recipe.yaml")
+    assert [recipes[name] for name in names] == 3 * [common.model_copy(update={"model": model})]
+    assert recipes["own"] == common.model_copy(update={"model": f"{shared}/models.yaml:vanilla", "steps": 40})
     for change, message in BAD_STUDIES:
         path.write_text(json.dumps(keys | change))
         with pytest.raises(UsageError) as raised:

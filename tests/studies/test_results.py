@@ -21,6 +21,7 @@ from evalkit.studies.results import StudyResults, read_results, study_sides, stu
 from evalkit.studies.running import run_here, run_study
 from evalkit.studies.study import StudyBenchmark, record_of, save_record, select, trainings
 from evalkit.studies.study_file import read_study
+from evalkit.studies.tables import own_tables
 from tests.studies.made import NEEDLE, ZS, Told, changed, write_study
 from tests.test_api import heavy_after
 from tests.tiny import tiny_checkpoint
@@ -164,6 +165,24 @@ def test_runs_that_are_not_finished(study: Path) -> None:
     nouns = r"diff seed 1 step 10 on needle, diff seed 2 step 10 on needle \(out of memory\)"
     with pytest.raises(UsageError, match=nouns):
         study_sides(results, ["vanilla", "diff"], needle)
+
+
+def test_checkpoints_that_do_not_run_on_a_benchmark(study: Path) -> None:
+    """They are neither compared nor missing, and an error where they are named."""
+    with pytest.raises(UsageError, match="diff seed 1 step 10 on needle"):
+        study_sides(read_results(study), [], read_results(study).study.benchmark("needle"))
+    only = NEEDLE | {"checkpoints": ["intg", "vanilla"]}
+    results = read_results(changed(study, benchmarks={"zs": ZS, "needle": only}))
+    needle = results.study.benchmark("needle")
+    assert [side.name for side in study_sides(results, [], needle).sides] == ["vanilla", "intg"]
+    for call in (study_sides, study_trainings):
+        with pytest.raises(UsageError, match=r"checkpoint of benchmark needle.*'diff'"):
+            call(results, ["diff", "vanilla"], needle)
+    with pytest.raises(UsageError, match="no checkpoint has 'steps'"):
+        study_trainings(results, [], needle)
+    content = own_tables(results, "needle", None, errors=False).content
+    assert {row["model"] for row in content} == {"vanilla", "intg"}
+    assert contents_of_study(results).notes == ()
 
 
 def test_curves(study: Path) -> None:

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from evalkit.errors import UsageError
+from evalkit.errors import EvalkitError, UsageError
+from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import RESULTS
+from evalkit.studies.running import plan_runs
 from evalkit.studies.study import Study, save_record
 from evalkit.studies.study_file import read_study
 from tests.studies.made import NEEDLE, changed, write_study
@@ -75,6 +77,50 @@ def test_seeds_and_steps_by_number(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert by_label["T seed 2 step 20"].options == PLAIN | {"dtype": "bfloat16"}
     assert (study.names, study.output) == (tuple(checkpoints), folder / "runs")
     assert len(study.runs) == len(study.checkpoints)
+
+
+def test_environment_variables_in_paths(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not in the names, so runs are found where they are not set; from the current folder, if relative."""
+    monkeypatch.chdir(folder.parent)
+    checkpoints = {
+        "A": "$WHERE/a",
+        "T": {"model": "${WHERE}/t-1", "steps": "checkpoint-*"},
+        "B": "$WHERE/b-1*",
+        "C": "$WHERE/c[1]",
+        "D": "t-$NUMBER/checkpoint-20",
+    }
+    found = {}
+    monkeypatch.setenv("NUMBER", "2")
+    for where in (str(folder), folder.name):
+        monkeypatch.setenv("WHERE", where)
+        study = study_of(folder, checkpoints, settings=PLAIN | {"tokenizer": "$WHERE/plain"})
+        found[where] = [(checkpoint.label, checkpoint.given, checkpoint.model) for checkpoint in study.checkpoints]
+        assert {checkpoint.options["tokenizer"] for checkpoint in study.checkpoints} == {str(folder / "plain")}
+        keys = {run.label: run.key for run in study.runs}
+    assert found[str(folder)] == found[folder.name] == [
+        ("A", "$WHERE/a", str(folder / "a")),
+        *((f"T step {step}", f"${{WHERE}}/t-1/checkpoint-{step}", str(folder / f"t-1/checkpoint-{step}"))
+          for step in (20, 100)),
+        *((f"B seed {seed}", str(folder / name), str(folder / name)) for seed, name in ((1, "b-1"), (2, "b-10"))),
+        ("C", "$WHERE/c[1]", str(folder / "c[1]")),
+        ("D", "t-$NUMBER/checkpoint-20", str(folder / "t-2/checkpoint-20")),
+    ]  # fmt: skip
+    del checkpoints["B"], checkpoints["C"], checkpoints["T"]
+    monkeypatch.delenv("WHERE")
+    study = study_of(folder, checkpoints, settings=PLAIN | {"tokenizer": "$WHERE/plain"})
+    assert {run.label: run.key for run in study.runs}.items() <= keys.items()
+    with pytest.raises(EvalkitError, match="environment variable WHERE is not set"):
+        plan_runs(study, silent)
+
+
+def test_checkpoints_of_a_benchmark(folder: Path) -> None:
+    """Runs have the same keys, whatever others run on it."""
+    checkpoints = {"A": "a", "B": "b-*", "P": "plain"}
+    every = study_of(folder, checkpoints, {"zeroshot8": {}, "needle": {"repeats": 2}})
+    study = study_of(folder, checkpoints, {"zeroshot8": {}, "needle": {"repeats": 2, "checkpoints": ["P", "A"]}})
+    assert [run.label for run in study.runs if run.benchmark.name == "needle"] == ["A on needle", "P on needle"]
+    assert [study.names_on(benchmark) for benchmark in study.benchmarks] == [("A", "B", "P"), ("A", "P")]
+    assert {run.key for run in study.runs} < {run.key for run in every.runs} and len(study.runs) == 7
 
 
 def test_checkpoints_that_were_evaluated_stand_for_those_that_are_gone(folder: Path) -> None:
@@ -156,6 +202,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"benchmarks": {"zeroshot9": {}}}, "suite 'zeroshot9'"),
     ({"benchmarks": {"x": {"suite": "zeroshot8", "lengths": [1]}}}, "'x'.*'lengths'"),
     ({"tables": {"main_res": {"rows": {"r": "B"}}}}, "table 'main_res', row 'r'.*checkpoint 'B'"),
+    ({"benchmarks": {"needle": {"checkpoints": ["A", "B"]}}}, "benchmark 'needle'.*checkpoint 'B'"),
+    ({"benchmarks": {"needle": {"checkpoints": []}}}, "benchmark 'needle': 'checkpoints'"),
+    ({"figures": {"boss": ["A"]}}, "'figures'.*figure 'boss'.*bos"),
+    ({"figures": {"bos": ["A", "B@5"]}}, "figure 'bos'.*checkpoint 'B'"),
 ]
 
 

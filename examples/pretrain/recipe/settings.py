@@ -112,20 +112,27 @@ class Recipe(FileSettings):
         return self.steps * self.batch * self.length
 
 
+class StudiedModel(FileSettings):
+    """A model with settings of its own."""
+
+    model: NonEmpty
+    recipe: NonEmpty
+
+
 class TrainingStudy(FileSettings):
-    """Several models and seeds under the same settings."""
+    """Several models and seeds under the same settings, or under those of their sizes."""
 
     recipe: NonEmpty
     """Settings file, whose `model` each of `models` replaces."""
-    models: Annotated[dict[str, NonEmpty], Field(min_length=1)]
-    """By name, which the output folders begin with."""
+    models: Annotated[dict[str, NonEmpty | StudiedModel], Field(min_length=1)]
+    """By name, which the output folders begin with; a model may have another `recipe`."""
     seeds: Annotated[Listed[Seed], Field(min_length=1)]
     output: NonEmpty
     """Folder of the trainings."""
 
     @field_validator("models")
     @classmethod
-    def _folder_names(cls, models: dict[str, str]) -> dict[str, str]:
+    def _folder_names(cls, models: dict[str, str | StudiedModel]) -> dict[str, str | StudiedModel]:
         for name in models:
             if not _NAME.fullmatch(name):
                 raise ValueError(
@@ -151,16 +158,19 @@ def read_recipe(path: Path) -> Recipe:
     return recipe.model_copy(update=found)
 
 
-def read_training_study(path: Path) -> tuple[TrainingStudy, Recipe]:
-    """Read a study of trainings and its recipe.
+def read_training_study(path: Path) -> tuple[TrainingStudy, dict[str, Recipe]]:
+    """Read a study of trainings, and the recipe of each of its models.
 
     Raises:
         UsageError: a file cannot be read or is invalid, or names a model or a text file that does not exist.
     """
     study = read_settings(path, TrainingStudy, UsageError)
-    models = {name: _model(path, f"models.{name}", model) for name, model in study.models.items()}
-    found = study.model_copy(update={"models": models, "output": str(path.parent / study.output)})
-    return found, read_recipe(path.parent / study.recipe)
+    recipes = {}
+    for name, given in study.models.items():
+        model, file = (given, study.recipe) if isinstance(given, str) else (given.model, given.recipe)
+        own = {"model": _model(path, f"models.{name}", model)}
+        recipes[name] = read_recipe(path.parent / file).model_copy(update=own)
+    return study.model_copy(update={"output": str(path.parent / study.output)}), recipes
 
 
 def _model(path: Path, key: str, given: str) -> str:
