@@ -173,7 +173,7 @@ def test_a_tiny_version_fills_every_table_and_figure(
         if command.split()[1] not in missing:
             evalkit(*command.split(), "--study", given)
     evalkit("table", "--all", "--study", given, "--format", "latex", "-o", "tables")
-    evalkit("figure", "--all", "--study", given, "-o", "figures")
+    evalkit("figure", "--all", "--paper", "--study", given, "-o", "figures")
     drawn = {path.stem for path in (tmp_path / "figures").glob("*.pdf")}
     assert drawn >= (FIGURES | {"rank"}) - missing
     figures = read_study(tmp_path / given).figures

@@ -79,8 +79,7 @@ def compare(
         if not curve:
             sides, key, notes = _sides(source, runs, root, key, is_strict=fail_if_worse)
             comparisons = compare_sides(sides, key)
-            own_rules = list(dict.fromkeys(rule for compared in comparisons for rule in compared.own_rules))
-            if fail_if_worse and key is None and len(own_rules) > 1:
+            if fail_if_worse and (own_rules := comparisons[0].own_rules):
                 raise UsageError(f"the runs have different rules ({', '.join(own_rules)}); give --rule")
             shown = comparison_report(comparisons)
         elif results := source.results:

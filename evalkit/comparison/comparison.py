@@ -17,14 +17,14 @@ from typing import TypeAlias, overload
 from evalkit.benchmarks.outcomes import Comparable
 from evalkit.comparison.differences import Comparison, ContinuousEvidence, Rows, RuleVerdict, TaskDifference, tally
 from evalkit.comparison.line import ScoredLine, average_difference, by_task, efficiency, line_label, line_name
-from evalkit.comparison.pairing import PairedTask, Pairing, common_key, pair
+from evalkit.comparison.pairing import PairedTask, Pairing, common_key, own_rules, pair
 from evalkit.comparison.sides import Side, claim_of, sides_of
 from evalkit.errors import UsageError
 from evalkit.inputs import values
 from evalkit.paths import RUNS
 from evalkit.runs.finding import find_any_run
 from evalkit.runs.folder import Run
-from evalkit.runs.score_table import outcome_key
+from evalkit.runs.score_table import MARGIN, outcome_key
 from evalkit.stats.significance import holm
 
 GivenRun: TypeAlias = Run | str | Path
@@ -110,11 +110,18 @@ def compare_sides(sides: Sequence[Side], rule: str | None = None) -> list[Compar
     baseline, *others = sides
     graded: dict[str, Comparable] = {}
     pairings = [pair(baseline, other, graded) for other in others]
-    key = common_key([*graded.values()], rule)
-    return [compare_pairing(pairing, key) for pairing in pairings]
+    key, own = rule_of(pairings, rule)
+    return [compare_pairing(pairing, key, own) for pairing in pairings]
 
 
-def compare_pairing(pairing: Pairing, rule: str | None = None) -> Comparison:
+def rule_of(pairings: Sequence[Pairing], rule: str | None) -> tuple[str, tuple[str, ...]]:
+    """Return the one key for all pairs of sides, see `common_key`, and `Comparison.own_rules`."""
+    graded = [run for pairing in pairings for run in pairing.graded]
+    own = own_rules(graded)
+    return common_key(graded, rule), tuple(own) if rule in (None, MARGIN) and len(own) > 1 else ()
+
+
+def compare_pairing(pairing: Pairing, rule: str | None = None, own_rules: tuple[str, ...] = ()) -> Comparison:
     """Compare two sides under one rule, and under every other rule for agreement.
 
     `rule` is a rule's name, or a continuous outcome (`runs.score_table.outcome_key`); None: that of `common_key`. A
@@ -136,7 +143,7 @@ def compare_pairing(pairing: Pairing, rule: str | None = None) -> Comparison:
         runs_a=tuple(str(run.folder) for run in pairing.a.runs),
         runs_b=tuple(str(run.folder) for run in pairing.b.runs),
         rule=rule,
-        own_rules=tuple(pairing.own_rules),
+        own_rules=own_rules,
         measure=measure,
         tasks=tasks,
         averages=averages,

@@ -275,7 +275,7 @@ def _notes(compared: Comparison, b: str) -> Iterator[str]:
     measure, tasks = compared.measure, compared.tasks
     seeds = any(task.test == SEEDS for task in tasks)
     yield measure.words + ("; differences in points" if measure.is_share else "")
-    if len(compared.own_rules) > 1:
+    if compared.own_rules:
         yield f"the runs' own rules differ: {', '.join(compared.own_rules)}; --rule chooses another for all"
     if measure.layers and compared.average.name == "Average":
         yield "average: mean over documents of each document's mean over the layers"

@@ -137,7 +137,7 @@ class Comparison:
     runs_b: tuple[str, ...]
     rule: str
     own_rules: tuple[str, ...]
-    """The runs' own rules; without a requested one, `rule` is the first that all runs support."""
+    """The runs' own rules, if these differ and no rule was requested; then `rule` is the first that all support."""
     measure: Measure
     tasks: tuple[TaskDifference, ...]
     averages: tuple[AverageDifference, ...]

@@ -75,10 +75,6 @@ class Pairing:
         """Return the key of a rule or outcome (`outcome_key`), by default and for a margin of the runs' own rule."""
         return common_key(self.graded, rule)
 
-    @property
-    def own_rules(self) -> list[str]:
-        return list(dict.fromkeys(str(graded.run.manifest["rule"]) for graded in self.graded))
-
     def alternatives(self, rule: str) -> list[str]:
         """Return the rules that all runs support and that measure the same as `rule`."""
         return _common([graded.alternatives(rule) for graded in self.graded])
@@ -107,6 +103,10 @@ class Pairing:
         return np.stack(scores[:count]), np.stack(scores[count:])
 
 
+def own_rules(graded: Sequence[Comparable]) -> list[str]:
+    return list(dict.fromkeys(str(run.run.manifest["rule"]) for run in graded))
+
+
 def common_key(graded: Sequence[Comparable], rule: str | None) -> str:
     """Return the key of a rule or outcome, by default and for a margin of the runs' own rule.
 
@@ -114,8 +114,7 @@ def common_key(graded: Sequence[Comparable], rule: str | None) -> str:
     """
     if rule not in (None, MARGIN):
         return rule
-    own = list(dict.fromkeys(str(run.run.manifest["rule"]) for run in graded))
-    rules = own
+    rules = own = own_rules(graded)
     if len(own) > 1:
         common = _common([run.rules for run in graded])
         rules = [name for name in own if name in common] or common

@@ -17,11 +17,11 @@ from evalkit import __version__
 from evalkit.benchmarks.outcomes import Comparable
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import remembering
-from evalkit.comparison.comparison import compare_pairing, subject_differences
+from evalkit.comparison.comparison import compare_pairing, rule_of, subject_differences
 from evalkit.comparison.comparison_report import comparison_report, headline, p_text, unit_of
 from evalkit.comparison.curves import Curve, curve, curve_report
 from evalkit.comparison.differences import UNDECIDED, Comparison
-from evalkit.comparison.pairing import PairedTask, Pairing, common_key, pair
+from evalkit.comparison.pairing import PairedTask, Pairing, pair
 from evalkit.comparison.sides import Group, Side, check_unique, names, sides_of
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import doing
@@ -239,7 +239,7 @@ def comparison_panels(
         try:
             if isinstance(pairing, EvalkitError):
                 raise pairing
-            compared = compare_pairing(pairing, common_key([run for each in paired for run in each.graded], rule))
+            compared = compare_pairing(pairing, *rule_of(paired, rule))
             lines = "layer" if compared.measure.layers else "task"
             words = f"Difference on each {lines} with its 95 % interval. {headline(compared)}"
             figure = PageFigure(f"{address}-forest", words, svg_of(partial(forest, [compared])))

@@ -311,8 +311,9 @@ def _draw_maps(figure: Figure, panels: Sequence[FigurePanel]) -> None:
         look: dict[str, Any] = {"aspect": "auto", "origin": "lower", "interpolation": "nearest"}
         for axis, panel in members:
             wide = panel.scale * panel.table.pivot(index=panel.y, columns=panel.x, values="value")
-            known = [row[~np.isnan(row)] for row in wide.to_numpy(float)]
-            cells = [row[np.arange(wide.shape[1]) * len(row) // wide.shape[1]] for row in known]
+            counts, width = panel.table.groupby(panel.y).size().reindex(wide.index), wide.shape[1]
+            rows = zip(wide.to_numpy(float), counts, strict=True)  # a row without all columns has the first ones
+            cells = [row[np.arange(width) * count // width] for row, count in rows]
             image = axis.imshow(np.stack(cells), cmap=colours, norm=norm, **look)
             for labels, set_ticks in ((wide.columns, axis.set_xticks), (wide.index, axis.set_yticks)):
                 ticks = tick_values(range(len(labels)), _MOST_TICKS)

@@ -151,7 +151,7 @@ def _content(task: Task, name: str, data_dir: Path | None, say: Say, hub: Hub) -
             if os.path.lexists(path):  # if it is no readable file, no other source is used either
                 with reading_as(f"{path} ({task.name})", "rows", DataError):
                     return read_bytes(path, MOST_DOCUMENT_BYTES), f"data-dir {path}"
-        absent = f"no {file_name} in {folder}; "
+        absent = f"no file of that name with the ending {file_name.removeprefix(task.name)} in {folder}; "
     archive = hub.file(REPOSITORY, ARCHIVE, say)
     if archive is None:
         raise DataError(f"{absent}the hub cannot be used ({hub.failure}); give the folder of {ARCHIVE} with --data-dir")
