@@ -17,12 +17,13 @@ from evalkit.errors import EvalkitError
 from evalkit.models.loading.locate import silent
 from evalkit.models.zoo.named import named_model, read_models, write_random
 from evalkit.models.zoo.shapes import shape_facts
+from evalkit.studies.running import plan_runs
 from evalkit.studies.study import Study
 from evalkit.studies.study_file import read_study
 from evalkit.tables.layout import layout_names, load_layout
 from tests.benchmarks.longbench.made import record, write
 from tests.documents import made_up
-from tests.tiny import VOCABULARY, tiny_tokenizer
+from tests.tiny import VOCABULARY, tiny_checkpoint, tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]
 PAPER = ROOT / "examples" / "paper"
@@ -181,3 +182,16 @@ def test_a_tiny_version_fills_every_table_and_figure(
         rows = [*csv.DictReader((tmp_path / "figures" / f"{figure}.csv").read_text("utf-8").splitlines())]
         assert {row["run"] for row in rows} == {*figures[figure]}, figure
     assert len(list((tmp_path / "tables").glob("*.tex"))) == 12
+
+
+def test_a_checkpoint_of_another_attention_than_its_name_is_reported(tmp_path: Path) -> None:
+    """As patched code saves an integral model; a checkpoint with its own name is not."""
+    names = ("llama-125m-intg", "llama-125m-vanilla")
+    for seed in range(len(names)):
+        tiny_checkpoint(tmp_path / "checkpoints" / f"exp{seed}", window=1024, seed=seed)
+    content = {"checkpoints": {name: f"checkpoints/exp{seed}" for seed, name in enumerate(names)},
+               "benchmarks": {"needle": {"lengths": [200], "depths": [50], "repeats": 1}}}  # fmt: skip
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(content), "utf-8")
+    said: list[str] = []
+    plan_runs(read_study(tmp_path / "study.yaml"), said.append)
+    assert [line.split(": ")[:2] for line in said if "models convert" in line] == [["warning", "llama-125m-intg"]]

@@ -26,6 +26,8 @@ from evalkit.errors import EvalkitError, RunInUseError, SeveralErrors, UsageErro
 from evalkit.escape import counted
 from evalkit.models.loading.files import safetensors_header
 from evalkit.models.loading.locate import silent
+from evalkit.models.variants.settings import VANILLA
+from evalkit.models.zoo.named import models
 from evalkit.models.zoo.shapes import parameter_count
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
@@ -180,12 +182,26 @@ def plan_runs(study: Study, say: Say) -> list[tuple[StudyRun, Plan | Run]]:
                     problems.setdefault(str(error), run.label)
                 continue
             plans.append((run, plan))
+            if warning := _other_attention(run, plan):
+                say(warning)
             identity = plan.manifest["id"]
             if (other := first.setdefault(identity, run)) is not run:
                 same.append(f"{other.label} and {run.label} are the same run ({identity}); remove one")
     lines = [f"{label}: {message}" for message, label in problems.items()]
     _raise_any(lines + same, f"study {study.path} has ")
     return plans
+
+
+def _other_attention(run: StudyRun, plan: Plan) -> str:
+    """Return a warning if a checkpoint has the name of one of evalkit's models, and another attention; else empty."""
+    named = next((model for model in models() if model.name == run.checkpoint.name), None)
+    if named is None or plan.checkpoint.gguf is not None:
+        return ""
+    expected, stored = named.shape.variant.name, plan.checkpoint.config().get("attention_variant", VANILLA)
+    if stored == expected:
+        return ""
+    about = f"its name is that of a model with {expected} attention, and its config.json says {stored}"
+    return f"warning: {run.checkpoint.label}: {about}; what patched code saves is converted by evalkit models convert"
 
 
 def _kept(study: Study, run: StudyRun) -> Run | None:

@@ -133,7 +133,9 @@ def row_mismatch(layout: TableLayout, key: str, run: Run) -> str:
     expected, actual = _words(_facts(first), count), _of_run(run)
     keys = [] if expected != actual else [name for name, value in _facts(first).items() if shape.get(name) != value]
     apart = f" (they differ in {', '.join(keys)})" if keys else ""
-    return f"row '{key}' is {first.name}, {expected}; the run's model is {actual}{apart}"
+    variants = [facts.get("attention_variant") for facts in (shape, _facts(first))]
+    warning = "another attention: " if None not in variants and variants[0] != variants[1] else ""
+    return f"{warning}row '{key}' is {first.name}, {expected}; the run's model is {actual}{apart}"
 
 
 def _models(layout: TableLayout, key: str) -> list[NamedModel]:
