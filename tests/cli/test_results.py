@@ -284,6 +284,7 @@ def test_figures_of_groups_are_of_seeds(evalkit: Command, tmp_path: Path) -> Non
     assert all((row["spread"] == "") == (row["run"] == "a") for row in drawn)
 
 
+@pytest.mark.slow
 def test_the_models_of_each_figure_of_a_study(evalkit: Command, tmp_path: Path) -> None:
     """Those that it lists, in its order; named models count more, and all models are in figures that are not listed."""
     checkpoints, maps = {name: f"gone/{name}" for name in ("base", "intg", "new")}, {"suite": "attention", "sample": 2}

@@ -284,6 +284,7 @@ def texts(path: Path) -> list[str]:
     return [text.text or "" for text in ElementTree.parse(path).iter(f"{SVG}text")]
 
 
+@pytest.mark.slow
 def test_titles_and_axes_are_words(runs: list[Run], tmp_path: Path) -> None:
     for name, paper in [
         *((name, False) for name in KINDS),
