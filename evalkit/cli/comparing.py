@@ -191,7 +191,8 @@ def _sides(
         measured = results.study.benchmark(name)
         chosen = study_sides(results, runs, measured)
         return chosen.sides, with_default_rule(key, measured.rule), [*notes, *chosen.notes]
-    named = source.named(runs, root, is_strict=is_strict)
+    # Attention has no measure by default
+    named = source.named(runs, root, lambda run: key is not None or run.kind != ATTENTION, is_strict)
     return sides_of(named.singles, named.groups), key, []
 
 
