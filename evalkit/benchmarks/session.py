@@ -193,7 +193,8 @@ def finished(plan: Plan, say: Say) -> Run | None:
 @contextmanager
 def opened(plan: Plan, say: Say) -> Iterator[OpenRun]:
     """Open the folder of a run for writing. Raises a `RunInUseError` if another process has it open, or `RunError`."""
-    with open_run(plan.folder.parent, plan.folder.name, plan.manifest, say) as writer:
+    folder = plan.folder  # which is searched for until it exists
+    with open_run(folder.parent, folder.name, plan.manifest, say) as writer:
         yield OpenRun(plan, writer, say)
 
 

@@ -68,6 +68,7 @@ def run(
     """
     from evalkit.benchmarks.multiple_choice.suites import load_suite
     from evalkit.benchmarks.registry import benchmark, benchmark_of
+    from evalkit.benchmarks.request import DEFAULT_SUITE
     from evalkit.cli.lm_eval import with_model_args, with_task_files
 
     if options["tasks"] == ("list",):
@@ -79,8 +80,9 @@ def run(
         raise UsageError(f"--model-args {model_args} and {checkpoints[0]} both name a checkpoint; give one")
     model, options = with_model_args(model, model_args, with_task_files(options))
     in_suite = model_args and not any(options[name] for name in ("template", "rule", "suite", "include_path"))
-    if in_suite and {*options["tasks"]} <= {*load_suite("zeroshot8").tasks}:
-        running.say("suite zeroshot8 has the paper's prompt and rule; lm-eval's are --template plain --rule acc_norm")
+    if in_suite and {*options["tasks"]} <= {*load_suite(DEFAULT_SUITE).tasks}:
+        own_rule = "has the paper's prompt and rule; lm-eval's are --template plain --rule acc_norm"
+        running.say(f"suite {DEFAULT_SUITE} {own_rule}")
     exclude(watch=watching.watch, dry_run=dry, show_prompts=show_prompts or None)
     exclude(watch=watching.watch, name=options["name"])
     if watching.watch is not None:
@@ -149,9 +151,7 @@ def _request_options(options: dict[str, Any], own: Sequence[str]) -> dict[str, A
     given = {name: value for name, value in variables.items() if value is not None}
     typed: dict[str, str] = {}
     for text in own:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise UsageError(f"--set {text}: write KEY=VALUE, such as max_prompt_tokens=3500")
+        key, value = running.key_value(text, "max_prompt_tokens=3500")
         if (name := key.replace("-", "_")) in typed:
             raise UsageError(f"--set {text}: {name} is set twice; set it once")
         typed[name] = value

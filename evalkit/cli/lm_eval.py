@@ -65,7 +65,8 @@ def with_model_args(model: str | None, given: str | None, options: dict[str, Any
         if not value:
             raise UsageError(f"--model-args {part}: has no value; write it as {key}=VALUE")
         try:
-            context_settings(model_spec(**{"model": value, name: value}).context)
+            spec = model_spec(value) if name == "model" else model_spec("model", **{name: value})
+            context_settings(spec.context)
         except UsageError as error:
             raise UsageError(f"--model-args {part}: {str(error).replace(f'--{name}', key)}") from error
         settings[name] = value

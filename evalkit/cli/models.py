@@ -12,7 +12,7 @@ from typing import Any, Literal
 import click
 
 from evalkit.cli.parameters import Commands, argument, command, option, require, typed_option
-from evalkit.cli.running import OUTPUT, RUNS_IN, Printer
+from evalkit.cli.running import OUTPUT, RUNS_IN, Printer, key_value
 from evalkit.display import doing, news
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import printable
@@ -251,9 +251,7 @@ def convert_model(
 def _key_value(text: str) -> tuple[str, Any]:
     import yaml
 
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise UsageError(f"--set {text}: write it as KEY=VALUE")
+    key, value = key_value(text, "signal_rope=full_head")
     try:
         return key, yaml.safe_load(value)
     except yaml.YAMLError as error:

@@ -47,6 +47,14 @@ def say(text: str) -> None:
     click.echo(printable(text), err=True)
 
 
+def key_value(text: str, example: str) -> tuple[str, str]:
+    """Return key and value of a `--set`."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--set {text}: write KEY=VALUE, such as {example}")
+    return key, value
+
+
 def checkpoint_of(given: str | None, model: str | None) -> str:
     """Return the checkpoint, as an argument or by `--model`; the command line overrides the environment."""
     if given is not None and model is not None and is_typed("model"):

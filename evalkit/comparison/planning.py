@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from evalkit.benchmarks.outcomes import Measure
+from evalkit.benchmarks.request import DEFAULT_SUITE
 from evalkit.comparison.comparison import compare_pairing
 from evalkit.comparison.comparison_report import Unit, continuous_sentence, unit_of
 from evalkit.comparison.differences import AverageDifference
@@ -136,7 +137,7 @@ def plan_guess(
     Without it, the sides' answers are taken as independent: 2 p (1 - p), with the accuracy p of a finished run's tasks,
     or the guessed one of the eight tasks. All are fractions.
     """
-    suite, sizes = "zeroshot8", {task.name: (task.count, accuracy) for task in TASKS.values()}
+    suite, sizes = DEFAULT_SUITE, {task.name: (task.count, accuracy) for task in TASKS.values()}
     if run is not None:
         alone = Side(run.folder.name, (run,))
         pairing = pair(alone, alone, {})

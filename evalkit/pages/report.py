@@ -35,7 +35,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import with_default_rule
-from evalkit.studies.results import StudyResults, StudyTraining
+from evalkit.studies.results import StudyResults, StudyTraining, finished_sides
 from evalkit.studies.study import StudyBenchmark, StudyCheckpoint, select, trainings
 
 
@@ -68,8 +68,7 @@ def contents_of_runs(
         raise UsageError(f"--names has {given} for {needed}; give one for each run")
     named = list(given_names) or _own_names(singles)
     sides = sides_of(singles, groups, named)
-    shown = [[name] for name in named]
-    shown += [[f"{name} {number}" for number in range(1, len(members) + 1)] for name, members in groups]
+    shown = [[f"{side.name}{mark}" for mark in side.marks] for side in sides]
     every = [name for of_side in shown for name in of_side]
     if twice := [name for name in every if every.count(name) > 1]:
         raise UsageError(f"two runs are called '{twice[0]}'; give the groups or the runs other names")
@@ -120,13 +119,9 @@ def contents_of_study(
     pages, notes = list[PageBenchmark](), list[str]()
     for each in benchmarks:
         suffix = f" on {each.name}" if len(benchmarks) > 1 else ""
-        sides, names = list[Side](), list[str]()
-        for model in models:
-            pairs = zip(model.checkpoints, model.labels, strict=True)
-            finished = {label + suffix: run for of, label in pairs if (run := results.run(of, each)) is not None}
-            sides += [Side(model.name, tuple(finished.values()))] if finished else []
-            names += finished
+        sides = finished_sides(results, models, each)
         check_unique(sides)
+        names = [f"{side.name}{mark}{suffix}" for side in sides for mark in side.marks]
         notes += [*results.unfinished(checkpoints, each), *results.changes(checkpoints, each)]
         curves = tuple(_trainings(results, checkpoints, each))
         pages.append(PageBenchmark(each.name, tuple(sides), tuple(names), with_default_rule(rule, each.rule), curves))
@@ -173,11 +168,12 @@ def write_report(
         with doing("results"):
             panels = [result_panels(each, number) for number, each in enumerate(contents.benchmarks, 1)]
             # Runs of two benchmarks are no seeds of each other
-            models = [f"{side.name} on {each.title}" * (len(contents.benchmarks) > 1) or side.name
-                      for each in contents.benchmarks for side in each.sides for _ in side.runs]  # fmt: skip
+            several = len(contents.benchmarks) > 1
+            sides = [(side, each.title) for each in contents.benchmarks for side in each.sides for _ in side.runs]
+            models = [f"{side.name} on {title}" if several else side.name for side, title in sides]
             figures = figure_panels(runs, names, models)
         with doing("comparisons"):
-            several, numbered = len(contents.benchmarks) > 1, enumerate(contents.benchmarks, 1)
+            numbered = enumerate(contents.benchmarks, 1)
             compared = tuple(panel for number, each in numbered for panel in _compared(each, number, several))
         if with_documents:
             with doing("documents"):

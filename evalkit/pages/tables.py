@@ -60,15 +60,15 @@ class _PageRow(NamedTuple):
 def benchmark_report(benchmark: PageBenchmark) -> Report:
     """Return the table: the first metric of each task, and averages; the best are bold among rows that compare."""
     rows, remarks = list[_PageRow](), list[str]()
-    names, baseline, rule = iter(benchmark.names), benchmark.sides[0], benchmark.table_rule
+    baseline, rule = benchmark.sides[0], benchmark.table_rule
     for side in benchmark.sides:
         several = len(side.runs) > 1
         unlike = [(a, b) for a, b in differences(baseline.runs[0], side.runs[0], rule) if a.refused]
         if unlike:
             listed = "; ".join(f"{a.name}: {b.value}, not {a.value}" for a, b in unlike)
             remarks.append(f"{side.name} is not measured as {baseline.name}, so none of its numbers is bold ({listed})")
-        for run, name in zip(side.runs, names, strict=False):
-            label = name.removesuffix(f" on {benchmark.title}").removeprefix(side.name * several).strip()
+        for run, mark in zip(side.runs, side.marks, strict=True):
+            label = mark.strip() if several else side.name
             rows.append(_PageRow(side, label, (run,), not (several or unlike), _metrics(rule, run)))
         try:
             check_uniform(side)

@@ -172,16 +172,21 @@ def study_analyses(results: StudyResults, names: Sequence[str], benchmark: str |
     checkpoints = [checkpoint for model in models for checkpoint in model.checkpoints]
     if names:
         results.require(checkpoints, chosen)
-    sides = []
-    for model in models:
-        marks = (label.removeprefix(model.name) for label in model.labels)
-        runs = (results.run(checkpoint, chosen) for checkpoint in model.checkpoints)
-        finished = {mark: run for mark, run in zip(marks, runs, strict=True) if run is not None}
-        sides += [Side(model.name, tuple(finished.values()), tuple(finished))] if finished else []
-    if not sides:
+    if not (sides := finished_sides(results, models, chosen)):
         raise UsageError(f"study {study.path}: no run of {chosen.name} is finished; run {results.remedy}")
     notes = *steps_note(models), *results.unfinished(checkpoints, chosen), *results.changes(checkpoints, chosen)
     return StudySides(tuple(sides), notes)
+
+
+def finished_sides(results: StudyResults, models: Sequence[Selected], benchmark: StudyBenchmark) -> list[Side]:
+    """Return a side for each model with a finished run, of its finished seeds."""
+    sides = []
+    for model in models:
+        marks = (label.removeprefix(model.name) for label in model.labels)
+        runs = (results.run(checkpoint, benchmark) for checkpoint in model.checkpoints)
+        finished = {mark: run for mark, run in zip(marks, runs, strict=True) if run is not None}
+        sides += [Side(model.name, tuple(finished.values()), tuple(finished))] if finished else []
+    return sides
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def test_a_run_under_a_name(files: Path, evalkit: Command) -> None:
 
 
 def test_names_of_seeds_and_beginnings(files: Path, evalkit: Command, tmp_path: Path) -> None:
-    """Seeds of two models in folders of the same names are told apart; a name that is completed is reported."""
+    """Seeds of two models in folders of the same names have different names; a name that is completed is reported."""
     options: list[Any] = ["--data-dir", files / "documents", "--allow-unofficial-data", "--output", "runs",
                           "--tasks", "piqa,boolq", "--dtype", "float32", "--device", "cpu", "--limit", 3]  # fmt: skip
     for name, source in (("alpha", "vanilla"), ("beta", "intg-seed1")):

@@ -339,6 +339,6 @@ def test_two_analyses_of_a_model_are_no_seeds(tmp_path: Path) -> None:
         return "".join(b64decode(coded).decode() for coded in re.findall(r"svg\+xml;base64,([\w+/=]+)", content))
 
     runs = tuple(made_analysis(tmp_path / name, f"models/{name}", seed=seed) for seed, name in enumerate("ab"))
-    apart = [PageBenchmark(f"text {n}", (Side("model", (run,)),), (f"model {n}",)) for n, run in enumerate(runs)]
-    together = PageBenchmark("text", (Side("model", runs),), ("model 1", "model 2"))
+    apart = [PageBenchmark(f"text {n}", (Side("model", (run,), ("",)),), (f"model {n}",)) for n, run in enumerate(runs)]
+    together = PageBenchmark("text", (Side("model", runs, (" 1", " 2")),), ("model 1", "model 2"))
     assert "model (2 seeds)" not in figures(*apart) and "model (2 seeds)" in figures(together)
