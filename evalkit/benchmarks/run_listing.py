@@ -6,7 +6,7 @@ In: a folder, or runs and why others have none. Out: a `Report`, whose JSON and 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path, PurePath
@@ -265,7 +265,7 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
         records.append(about | values | {"average": average and average.value})
     count = sum(entry.state == "finished" for entry in summarised)
     words = [
-        _shared(summarised),
+        _shared(summarised, metrics),
         f"{count} of {len(summarised)} {headers[0]}s are finished" if count < len(summarised) else "",
         "means over seeds" if seeds else "",
         f"±: {'standard deviation over seeds' if seeds else 'standard error over documents'}" if errors else "",
@@ -305,14 +305,14 @@ def _labels(models: Sequence[str]) -> tuple[str, list[str]]:
     return str(PurePath(*common)), [str(PurePath(*PurePath(model).parts[len(common) :])) for model in models]
 
 
-def _shared(summarised: Sequence[Summarised]) -> str:
+def _shared(summarised: Sequence[Summarised], metrics: Sequence[Mapping[str, Metric]]) -> str:
     """Describe what all runs share: the suite and, where rules apply, template and rule; else the metrics."""
-    for entry in summarised:
+    for entry, firsts in zip(summarised, metrics, strict=True):
         for run in entry.runs[:1]:
             several = "prompts" in run.manifest["specification"]
             prompts = f"mean over {run.template} and other prompts" if several else f"{run.template} prompts"
             if "rules" in run.stored:
                 return f"{run.suite}, {prompts}, rule {entry.rule or run.rule}"
-            measured = dict.fromkeys(metric.name for metric in entry.metrics().values())
+            measured = dict.fromkeys(metric.name for metric in firsts.values())
             return f"{run.suite}: {', '.join(measured)}"
     return ""

@@ -24,7 +24,7 @@ from types import FrameType
 import click
 
 from evalkit import __version__
-from evalkit.cli import benchmarks, comparing, longbench, models, results, study
+from evalkit.cli import benchmarks, comparing, drawing, longbench, models, results, study
 from evalkit.cli.parameters import SETTINGS, Commands
 from evalkit.display import shown_activity
 from evalkit.errors import EvalkitError, SeveralErrors
@@ -55,7 +55,7 @@ def cli() -> None:
 
 for command in (
     benchmarks.run, benchmarks.needle, benchmarks.attention, benchmarks.perplexity, longbench.longbench, study.study,
-    comparing.compare, comparing.plan, comparing.figure, comparing.report, results.show, results.rescore, results.table,
+    comparing.compare, comparing.plan, drawing.figure, drawing.report, results.show, results.rescore, results.table,
     results.integrity, results.export, models.import_, models.models, models.list_, models.data, models.doctor,
 ):  # fmt: skip
     cli.add_command(command)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from evalkit.studies.running import JobRunner, Outcome
 
 RUN = argument()
+RUNS_GIVEN = argument(required=False)
 OUTPUT = option(RUNS, "Folder of run folders.", short="-o")
 RUNS_IN = typed_option(None, "Folder of run folders.", f"EVALKIT_OUTPUT, or {RUNS}", option="--in", metavar="FOLDER")
 OUTCOME = option(None, "accuracy, bits_per_byte, log_loss, brier or margin (evalkit ls outcomes).", "accuracy",
