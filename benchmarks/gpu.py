@@ -9,6 +9,7 @@ the next one begins:
   suite       whole_suite.py: all documents with a random model of 1.2 B parameters in bfloat16
   lm_eval     versus_lm_eval.py: beside lm-eval's model at its best batch size, on a sample
   kernels     compilations and synchronisations by batch, and the share of the matrix rate
+  variants    variant_models.py: a training step and scoring by the four attentions, 1.2 B parameters
   generation  longbench_generation.py: beside transformers' `generate`, and the prefill's share of the matrix rate
   workers     cluster.py: one process, one worker, two workers
 
@@ -35,7 +36,7 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
-LIMITS = {"suite": 180, "lm_eval": 120, "kernels": 70, "generation": 90, "workers": 130}
+LIMITS = {"suite": 180, "lm_eval": 120, "kernels": 70, "variants": 60, "generation": 90, "workers": 130}
 """Part → its time limit in seconds."""
 TOY = ["--layers", "2", "--hidden", "64", "--inner", "96", "--heads", "4"]
 GENERATED = ("trec", "hotpotqa")
@@ -81,6 +82,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=LIMITS, metavar="PART", help="some of the parts")
     parser.add_argument("--longbench-data", type=Path, help="a folder of LongBench's documents")
     parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--tokenizer", default="demo", help="checkpoint to take the tokenizer from")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/out"))
     parser.add_argument("--part", choices=["kernels"], help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -93,7 +95,11 @@ def command_of(part: str, arguments: argparse.Namespace) -> list[str]:
     common = ["--device", arguments.device, *data]
     few = ["--limit", "2"]
     if part == "suite":
-        words = ["whole_suite.py", "--keep", model, *common, *([*TOY, *few, "--tasks", "openbookqa"] if toy else [])]
+        size = [*TOY, *few, "--tasks", "openbookqa"] if toy else []
+        words = ["whole_suite.py", "--keep", model, "--tokenizer", arguments.tokenizer, *common, *size]
+    elif part == "variants":
+        size = ["--length", "128", "--repeats", "1"] if toy else ["--size", "1.2b", "--length", "2048", "--batch", "4"]
+        words = ["variant_models.py", *size, "--device", arguments.device, "--dtype", "bfloat16"]
     elif part == "lm_eval":
         size = ["--tasks", "openbookqa", *few] if toy else ["--limit", "60"]
         dtype, out = ["--dtypes", "bfloat16"], ["--out", str(arguments.out / "lm_eval")]

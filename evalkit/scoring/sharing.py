@@ -180,7 +180,7 @@ class SharingCheck:
     def _half_failure(self, kernel: str, lengths: BatchLengths, with_trunk: bool) -> str:
         exact, rounded = self._expected(lengths.longest, 0, True), self._expected(lengths.longest, 0, False)
         states, which = self._shared(self._forward(wide=False, kernel=kernel), lengths, with_trunk, seed=0)
-        rounding, shared = _rms(_gaps(rounded, exact)[which]), _rms(_gaps(states, exact, which[-len(states) :]))
+        rounding, shared = _rms(_gaps(rounded, exact)[which.cpu()]), _rms(_gaps(states, exact, which[-len(states) :]))
         if shared <= _NOISE * rounding:
             return ""
         dtype = str(self._model.dtype).removeprefix("torch.")
