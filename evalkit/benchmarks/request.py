@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from evalkit import __version__
 from evalkit.data import Library
@@ -219,6 +219,11 @@ class SuiteRequest(DocumentRequest):
     include_path: Path | None = setting(
         None, "Folder of your own lm-eval task files; they can run code beside them.", names="folder"
     )
+    requests: Path | None = setting(
+        None,
+        "Your own documents as JSON lines: doc_id, context, continuation, label (docs/suites.md).",
+        names="file",
+    )
     template: str | None = setting(
         None, "inst (the paper's), plain (lm-eval's), chat, or a YAML file.", "inst", names="file"
     )
@@ -231,6 +236,11 @@ class SuiteRequest(DocumentRequest):
         "Also under other prompts: template, system_prompt, choice_order, separated by commas, or a YAML file. Prints "
         "the spread over prompts.",
         names="name or file",
+    )
+    control: Literal["swap"] | None = setting(
+        None,
+        "swap: each document has another document's context, so that a model that reads falls to chance; the drop is "
+        "printed with its interval.",
     )
     data_dir: Path | None = setting(
         None, "Folder of <task>.jsonl files, searched before other sources.", names="folder"

@@ -235,20 +235,39 @@ def evaluate(
         return
     with Progress() as progress:
         plan = plan_of(model, options, progress.say)
+        # A control is compared with the same run without it
+        plans = [plan]
+        if is_control := bool(plan.manifest["specification"].get("control")):
+            plans.append(plan_of(model, options | {"control": None}, progress.say))
         if workers and workers.option:
-            [run] = finished_runs(workers.runner([Job(model, plan)], progress))
+            run, *others = finished_runs(workers.runner([Job(model, plan) for plan in plans], progress))
         else:
-            run = run_plan(plan, progress)
+            run, *others = [run_plan(plan, progress) for plan in plans]
     if (name := options.get("name")) not in (None, run.model):
         say(f"these settings were already run, under the name {run.model}; --name {name} is not used")
     with doing("reading scores"):
         rule = plan.manifest["rule"]
         report = show(run, rule) if show else benchmark_of(run).report(run, rule)
+        if is_control:
+            report = _with_drop(report, others[0], run, rule)
     printer.run(run, report)
     if draw:
         draw(run)
     if left_out := plan.manifest.get("left_out"):
         raise DataError(f"left out: {'; '.join(left_out)}")
+
+
+def _with_drop(report: Report, run: Run, control: Run, rule: str) -> Report:
+    """Return the report of a control with its paired differences from the run without it."""
+    from evalkit.comparison.comparison import compare_sides
+    from evalkit.comparison.comparison_report import comparison_report
+    from evalkit.comparison.sides import Side
+    from evalkit.reporting.report import Report
+
+    sides = Side("own contexts", (run,)), Side("other documents' contexts", (control,))
+    drop = comparison_report(compare_sides(sides, rule))
+    content = report.content | {"control": drop.content}
+    return Report((), content=content, records=report.records, parts=(*(report.parts or (report,)), *drop.parts))
 
 
 def finished_runs(outcomes: Sequence[Outcome]) -> list[Run]:

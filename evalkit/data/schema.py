@@ -260,9 +260,16 @@ EXAMPLES: dict[str, TaskData] = {
         hub=HubSplit("cais/mmlu", "all", "dev"),
         count=285,
         content_hash="430a5e8118ca3d5832b58e82852c0b5c7ba8c55ff9322be8110794a3ee19fefc",
-    )
+    ),
+    "mmlu_validation": replace(
+        TASKS["mmlu"],
+        name="mmlu_validation",
+        hub=HubSplit("cais/mmlu", "all", "validation"),
+        count=1531,
+        content_hash="6d84a5d291e59f38372151b6031cd56835be8cb740c343ea42ba2be11c8617df",
+    ),
 }
-"""Documents for few-shot examples: five of each of MMLU's subjects."""
+"""Further splits: MMLU's few-shot examples, five of each subject, and its validation split."""
 
 
 def canonical_documents(task: TaskData, records: Iterable[tuple[str, object]], source: str) -> list[Record]:

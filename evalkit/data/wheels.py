@@ -245,4 +245,5 @@ _ROWS: dict[str, Callable[[zipfile.ZipFile], Iterator[Record]]] = {
     "boolq": _boolq_rows,
     "mmlu": partial(_mmlu_rows, "test"),
     "mmlu_dev": partial(_mmlu_rows, "dev"),
+    "mmlu_validation": partial(_mmlu_rows, "validation"),
 }

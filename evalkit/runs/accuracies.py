@@ -15,8 +15,8 @@ import pandas as pd
 
 from evalkit.errors import RunError, UsageError
 from evalkit.escape import brief, counted, with_error
-from evalkit.runs.rules import Floats, Rule, all_rules, decide, find_rule, row_scores, why_unusable
-from evalkit.runs.score_table import MARGIN, ContinuousOutcome, why_unsized
+from evalkit.runs.rules import Floats, Rule, all_rules, decide, find_rule, row_scores, single_answers, why_unusable
+from evalkit.runs.score_table import MARGIN, OUTCOMES, ContinuousOutcome, why_unsized
 from evalkit.stats.estimates import error_of_average, error_of_share
 
 
@@ -36,6 +36,11 @@ class TaskResult:
     truncated: int | None
     """Documents whose context was truncated to fit the context window; None if unknown, as of an imported log."""
 
+    @property
+    def centred(self) -> float:
+        """Accuracy above chance, as a share of the largest possible: 0 for guessing, 1 if all are right."""
+        return (self.accuracy - self.chance) / (1 - self.chance)
+
     def __repr__(self) -> str:
         accuracy = with_error(self.accuracy, self.stderr)
         return brief(self, self.task, accuracy, f"chance {self.chance:.3f}", f"n={self.n}")
@@ -49,6 +54,9 @@ class Average:
     """Name of the group; with "2 of 3" where tasks are missing, since it is then not the suite's average."""
     accuracy: float
     stderr: float | None
+    centred: float
+    """Mean of the tasks' accuracies, each centred on its chance (`TaskResult.centred`)."""
+    centred_stderr: float | None
 
     def __repr__(self) -> str:
         return brief(self, self.name, with_error(self.accuracy, self.stderr))
@@ -88,16 +96,19 @@ class Results:
 
 
 def summarise(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> Results:
-    """Apply a rule to a score table; the manifest's "groups" name the averages."""
-    decisions = decide(scores, find_rule(rule))
-    groups: dict[str, list[str]] = manifest["groups"]
+    """Apply a rule to a score table; the manifest's "groups" name the averages. Tasks without choices are left out."""
+    single = single_answers(scores)
+    decisions = decide(_with_choices(scores), find_rule(rule))
+    given: dict[str, list[str]] = manifest["groups"]
+    groups = {name: [task for task in tasks if task not in single] for name, tasks in given.items()}
+    groups = {name: tasks for name, tasks in groups.items() if tasks}
     order = [task for tasks in groups.values() for task in tasks]
     by_task = {str(task): rows for task, rows in decisions.groupby("task", sort=False)}
     tasks = {task: _result(task, by_task[task]) for task in order}
-    sizes: dict[str, int] = manifest["group_sizes"]
-    averages = [_average(name, [tasks[t] for t in members], sizes[name]) for name, members in groups.items()]
+    sizes = {name: manifest["group_sizes"][name] - sum(task in single for task in given[name]) for name in groups}
+    averages = [average_of(name, [tasks[t] for t in members], sizes[name]) for name, members in groups.items()]
     if len(groups) > 1:
-        averages.append(_average("Average", list(tasks.values()), sum(sizes.values())))
+        averages.append(average_of("Average", list(tasks.values()), sum(sizes.values())))
     subtasks = {
         task: tuple(_result(str(name), part) for name, part in rows.groupby("subtask", sort=False))
         for task, rows in by_task.items()
@@ -107,13 +118,28 @@ def summarise(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> R
 
 
 def summarise_all(scores: pd.DataFrame, manifest: Mapping[str, Any]) -> dict[str, Results]:
-    """Return results under every rule that the score table supports, by the rule's name."""
-    return {rule: summarise(scores, manifest, rule) for rule in available_rules(scores)}
+    """Return results under every rule that the score table's tasks with choices support, by the rule's name."""
+    chosen = _with_choices(scores)
+    return {rule: summarise(scores, manifest, rule) for rule in available_rules(chosen)} if len(chosen) else {}
 
 
 def available_rules(scores: pd.DataFrame) -> list[str]:
     """Return the names of the rules that can be applied to a score table."""
     return [rule.name for rule in all_rules() if why_unusable(rule, scores) is None]
+
+
+def _with_choices(scores: pd.DataFrame) -> pd.DataFrame:
+    return scores[~scores["task"].isin(single)] if (single := single_answers(scores)) else scores
+
+
+def better_forms(results: Results, forms: Mapping[str, Sequence[str]]) -> list[tuple[str, TaskResult]]:
+    """Return each task's name, and the result of the form in which the model is more often right (OLMES).
+
+    `forms`: name → the tasks that are its forms; a name without a result is left out.
+    """
+    by_task = {result.task: result for result in results.tasks}
+    scored = {name: [by_task[task] for task in tasks if task in by_task] for name, tasks in forms.items()}
+    return [(name, max(of, key=lambda result: result.accuracy)) for name, of in scored.items() if of]
 
 
 def _result(name: str, decisions: pd.DataFrame) -> TaskResult:
@@ -130,17 +156,40 @@ def _result(name: str, decisions: pd.DataFrame) -> TaskResult:
     )
 
 
-def _average(name: str, tasks: Sequence[TaskResult], size: int) -> Average:
+def average_of(name: str, tasks: Sequence[TaskResult], size: int) -> Average:
     count = len(tasks)
     return Average(
         name=name if count == size else f"{name} ({count} of {size})",
         accuracy=sum(task.accuracy for task in tasks) / count,
         stderr=error_of_average([task.stderr for task in tasks]),
+        centred=sum(task.centred for task in tasks) / count,
+        centred_stderr=error_of_average(
+            [None if task.stderr is None else task.stderr / (1 - task.chance) for task in tasks]
+        ),
     )
 
 
-def document_outcomes(table: pd.DataFrame, outcome: ContinuousOutcome, rule: Rule) -> Floats:
-    """Return each document's outcome, [documents]. A document's rows are adjacent, its choices in order."""
+_OF_ONE = ("bits_per_byte", "log_likelihood", "greedy_match")
+"""Outcomes that do not compare the choices with each other."""
+
+
+def available_outcomes(scores: pd.DataFrame) -> list[ContinuousOutcome]:
+    """Return the outcomes that every document of a score table has."""
+    greedy, single = not scores["greedy"].isna().any(), single_answers(scores)
+    return [
+        outcome
+        for name, outcome in OUTCOMES.items()
+        if (greedy if name == "greedy_match" else name in _OF_ONE or not single)
+    ]
+
+
+def document_outcomes(table: pd.DataFrame, outcome: ContinuousOutcome, rule: Rule | None) -> Floats:
+    """Return each document's outcome, [documents]. A document's rows are adjacent, its choices in order.
+
+    `rule` is that of a margin. Raises `UsageError` if a document has no such outcome.
+    """
+    if outcome.name not in _OF_ONE and (single := single_answers(table)):
+        raise UsageError(f"outcome {outcome.name} compares choices, and documents of {single[0]} have one answer")
     choice = table["choice"].to_numpy()
     starts = np.flatnonzero(choice == 0)
     counts = np.diff(np.append(starts, len(table)))
@@ -148,6 +197,7 @@ def document_outcomes(table: pd.DataFrame, outcome: ContinuousOutcome, rule: Rul
     if (gold >= starts + counts).any():
         raise RunError("the score table is damaged: a gold answer is not one of its document's choices")
     if outcome.name == MARGIN:
+        assert rule is not None
         scores = row_scores(table, rule)
         others = scores.copy()
         others[gold] = -np.inf
@@ -158,9 +208,16 @@ def document_outcomes(table: pd.DataFrame, outcome: ContinuousOutcome, rule: Rul
             where = f"{row['subtask']} document {row['doc_id']}"
             raise UsageError(f"{where} has a single choice, or one without a finite {rule.name}, and so no margin")
         return outcomes
+    if outcome.name == "greedy_match":
+        if (unknown := table["greedy"].isna()).any():
+            task = table["task"][unknown].iloc[0]
+            raise UsageError(f"outcome greedy_match is of documents with one gold answer, which {task} does not have")
+        return np.asarray(table["greedy"].to_numpy(float)[gold])
     likelihood: Floats = table["ll_continuation"].to_numpy(float)
     if not np.isfinite(likelihood).all():
         raise RunError("the score table is damaged: a continuation has no finite log-likelihood")
+    if outcome.name == "log_likelihood":
+        return np.asarray(likelihood[gold])
     if outcome.name == "bits_per_byte":
         if unsized := why_unsized(table):
             raise UsageError(f"outcome bits_per_byte needs {unsized}, or use log_loss, brier or margin")

@@ -234,11 +234,12 @@ class Run:
     @cached_property
     def scores(self) -> pd.DataFrame:
         """The score table, one row for each (task, document, choice); columns as in `ScoreRow`, then `CLUSTER`."""
-        from evalkit.runs.score_table import CLUSTER, ScoreRow
+        from evalkit.runs.score_table import CLUSTER, OPTIONAL, ScoreRow
 
         self.require_choices()
         columns = [*ScoreRow._fields, CLUSTER]
-        return self.table(SCORES, columns)[columns]
+        table = self.table(SCORES, [column for column in columns if column not in OPTIONAL])
+        return table.assign(**{name: value for name, value in OPTIONAL.items() if name not in table})[columns]
 
     def results(self, rule: str | None = None) -> Results:
         """Return accuracies under a rule; None: the run's own rule."""

@@ -63,6 +63,8 @@ class Rule:
     """Whether it reads the lengths of the answer options, which some imported logs do not say."""
     chooses_as: str = ""
     """Rule that makes the same choice by definition; empty: none."""
+    by_task: Callable[[str], str] | None = None
+    """Task → name of the rule that is applied to it, or empty; None for a rule that is the same for all tasks."""
 
 
 def _ll(table: pd.DataFrame, *segments: str) -> Floats:
@@ -78,6 +80,28 @@ def _per(total: Floats, count: Floats) -> Floats:
     """Divide log-likelihoods by counts; -inf where the count is 0, so that such a choice never wins."""
     quotient: Floats = np.divide(total, count, out=np.full(len(total), -np.inf), where=count > 0)
     return quotient
+
+
+def _of_tasks(name: str, description: str, by_task: Callable[[str], str]) -> Rule:
+    def score(table: pd.DataFrame) -> Floats:
+        scores = np.empty(len(table))
+        for task, rows in table.groupby("task").indices.items():
+            scores[rows] = find_rule(by_task(str(task))).score(table.iloc[rows])
+        return scores
+
+    return Rule(name, description, "that of each task's own rule", score, by_task=by_task)
+
+
+def _olmes(task: str) -> str:
+    from evalkit.data.requests import request_tasks
+
+    return request_tasks()[task].rule if task in request_tasks() else ""
+
+
+def _olmo_core(task: str) -> str:
+    from evalkit.data.requests import request_tasks
+
+    return (request_tasks()[task].in_loop if task in request_tasks() else "") or _olmes(task)
 
 
 RULES: dict[str, Rule] = {
@@ -141,6 +165,8 @@ RULES: dict[str, Rule] = {
             lambda t: _ll(t, "continuation") - _ll(t, "unconditional"),
             ("continuation", "unconditional"),
         ),
+        _of_tasks("olmes", "the rule that OLMES fixes for each task: pmi, acc_norm, acc_token or acc", _olmes),
+        _of_tasks("olmo_core", "the rule by which OLMo-core scores each task during training", _olmo_core),
     )
 }
 
@@ -198,7 +224,30 @@ def why_unusable(rule: Rule, table: pd.DataFrame) -> str | None:
     return None
 
 
+def of_task(rule: Rule, task: str) -> Rule:
+    """Return the rule that is applied to a task; `UsageError` if the rule fixes none for it."""
+    if rule.by_task is None:
+        return rule
+    if not (name := rule.by_task(task)):
+        raise UsageError(f"rule {rule.name} fixes no rule for task {task}; use another rule")
+    return find_rule(name)
+
+
+def single_answers(table: pd.DataFrame) -> list[str]:
+    """Return the tasks of a score table whose documents have one gold answer and no choices."""
+    most = table.groupby("task", sort=False)["choices"].max()
+    return list(map(str, most.index[most < 2]))
+
+
 def _lacking(rule: Rule, table: pd.DataFrame) -> str | None:
+    if single := single_answers(table):
+        return (
+            f"rule {rule.name} chooses between several answers, and documents of {single[0]} have one; use an outcome, "
+            "such as bits_per_byte"
+        )
+    if rule.by_task:
+        parts = table.groupby("task", sort=False)
+        return next(filter(None, (_lacking(of_task(rule, str(task)), part) for task, part in parts)), None)
     is_counted, unsized = not table["n_continuation"].isna().any(), why_unsized(table)
     if rule.per_token and not is_counted:
         others = "acc" if unsized else "acc, acc_norm or acc_bytes"
@@ -208,10 +257,13 @@ def _lacking(rule: Rule, table: pd.DataFrame) -> str | None:
     missing = []
     for segment in rule.segments:
         absent = table[f"ll_{segment}"].isna()
-        if absent.any() and not absent.all():
+        # The unconditional pass is made for whole tasks
+        by_task = segment == "unconditional"
+        shares = absent.groupby(table["task"], sort=False).mean() if by_task else [absent.mean()]
+        if any(0 < share < 1 for share in shares):
             raise RunError(f"the score table is damaged: {int(absent.sum())} of its rows have no ll_{segment}")
         # A segment that occurs in no sequence, such as no end token, is not missing; an unknown count may be any number
-        if absent.all() and (segment == "unconditional" or not (table[f"n_{segment}"] <= 0).all()):
+        if absent.any() and (by_task or not (table[f"n_{segment}"] <= 0).all()):
             missing.append(segment)
     if not missing:
         return None

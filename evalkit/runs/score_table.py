@@ -58,7 +58,12 @@ class ScoreRow(NamedTuple):
     """Context tokens truncated on the left to fit the context window."""
     straddles: int
     """Tokens that span a boundary between segments."""
+    greedy: bool | None = None
+    """Whether every token of the continuation is the argmax; None for a document with choices."""
 
+
+OPTIONAL = {"greedy": None}
+"""Columns that tables of earlier runs lack, with their values."""
 
 UNCOUNTED = (*(f"n_{segment}" for segment in SEGMENTS), "truncated", "straddles")
 """Columns of token counts, which are unknown (NaN) in imported logs."""
@@ -139,6 +144,22 @@ OUTCOMES: dict[str, ContinuousOutcome] = {
             "sum_k (p(k) - [k = g])^2",
             False,
             (0.0, 2.0),
+        ),
+        ContinuousOutcome(
+            "log_likelihood",
+            "log-likelihood",
+            "log-likelihood of the gold answer, in nats",
+            "L(g)",
+            True,
+            None,
+        ),
+        ContinuousOutcome(
+            "greedy_match",
+            "greedy match",
+            "whether greedy decoding gives the single gold answer: each of its tokens is the argmax",
+            "[g is the argmax, token by token]",
+            True,
+            (0.0, 1.0),
         ),
         ContinuousOutcome(
             MARGIN,

@@ -129,6 +129,8 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
         name = rule or str(run.manifest["rule"])
         add("rule", name, f"{'rule' if outcome_of(name) is None else 'outcome'} {name}")
         add("prompts", prompts := _prompts(specification), f"mean over prompts {prompts}")
+    if run.rule is not None:
+        add("control", specification.get("control") or "none")
     if windows := specification.get("windows"):
         add("windows", _windows(windows))
     if continuation := specification.get("continuation"):

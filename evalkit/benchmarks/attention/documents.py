@@ -49,6 +49,7 @@ from evalkit.inputs.values import check_text
 from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.loading.spec import config_of, window_of
 from evalkit.runs.finding import run_folder
+from evalkit.runs.score_table import outcome_of
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.measures import AttentionFacts
@@ -154,7 +155,9 @@ def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
         return _plan_text(request, request.text, settings, say)
     suite = choose_tasks(load_suite(request.questions or DEFAULT_SUITE), request.tasks)
     shared = {name: getattr(request, name) for name in ("model", "output", "sample", "seed", *_OF_DOCUMENTS)}
-    choices = plan_suite(SuiteRequest(**shared, suite=request.questions, rule="acc"), suite, say)
+    # Of documents with one gold answer the suite's own outcome is bits per byte
+    rule = suite.rule if outcome_of(suite.rule or "") else "acc"
+    choices = plan_suite(SuiteRequest(**shared, suite=request.questions, rule=rule), suite, say)
     of_choices = {name: value for name, value in choices.manifest["specification"].items() if name != "unconditional"}
     settings = of_choices | settings | {"questions": suite.name, "continuation": request.continuation}
     names = ("documents", "template", "labels", "short")

@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evalkit.benchmarks.base import Benchmark, lazy
-from evalkit.benchmarks.multiple_choice.outcomes import stored_results
+from evalkit.benchmarks.multiple_choice.outcomes import outcome_averages, stored_results, table_metrics
 from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of, load_suite, shipped_suites
 from evalkit.benchmarks.outcomes import Label
 from evalkit.display import Say
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import SCORES, Run, StoredAverage, StoredTask
-from evalkit.runs.score_table import ScoreRow
+from evalkit.runs.score_table import ScoreRow, outcome_of
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
@@ -43,7 +43,15 @@ class _RuleResults(Stored):
     averages: list[StoredAverage]
 
 
-class _ChoiceResults(_RuleResults):
+class _OwnTask(StoredTask):
+    n: int
+    stderr: float | None
+
+
+class _ChoiceResults(Stored):
+    tasks: list[_OwnTask]
+    """Of the run's own rule, with accuracies; or of its outcome, with values."""
+    averages: list[StoredAverage]
     rules: dict[str, _RuleResults]
     samples: bool
 
@@ -95,7 +103,12 @@ class MultipleChoice(Benchmark):
         by_rule = summarise_all(scores, manifest)
         total, samples = sum(seconds.values()), plan.request.log_samples
         write_lm_eval(writer, evaluated(scores, by_rule, plan.questions, manifest, total, samples))
-        content = by_rule[manifest["rule"]].to_json()
+        if (own := by_rule.get(manifest["rule"])) is not None:
+            content = own.to_json()
+        else:
+            metrics = table_metrics(scores, manifest, manifest["rule"])
+            tasks = [{name: getattr(metric, name) for name in ("task", "n", "value", "stderr")} for metric in metrics]
+            content = {"tasks": tasks, "averages": outcome_averages(manifest, metrics)}
         for task in content["tasks"]:
             task["seconds"] = round(seconds[task["task"]], 3)
         content["rules"] = {rule: results.to_json() for rule, results in by_rule.items()}
@@ -109,12 +122,27 @@ class MultipleChoice(Benchmark):
         names = super().options_outside_id(options) | {"device", "log_samples"}
         used = {options.get("rule"), load_suite(str(options["suite"])).rule} - {None}
         try:
-            return names if any("unconditional" in find_rule(str(rule)).segments for rule in used) else names | {"rule"}
+            rules = [find_rule(str(rule)) for rule in used]
+            alone = any("unconditional" in rule.segments or rule.by_task for rule in rules)
+            return names if alone else names | {"rule"}
         except EvalkitError:  # an unknown rule
             return names
 
     def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
-        return super().stored_averages(run) if rule is None else stored_results(self.comparable(run), rule)["averages"]
+        if rule is None:
+            return super().stored_averages(run)
+        if outcome_of(rule) is None:
+            return list(stored_results(self.comparable(run), rule)["averages"])
+        return outcome_averages(run.manifest, table_metrics(run.scores, run.manifest, rule))
+
+    def headline(self, run: Run, rule: str | None = None) -> tuple[float | None, str]:
+        """See `Benchmark`. Of an outcome there is no percentage, and the sort key is higher for the better run."""
+        if (outcome_and_rule := outcome_of(rule or str(run.manifest["rule"]))) is None:
+            return super().headline(run, rule)
+        outcome, _ = outcome_and_rule
+        average = self.stored_averages(run, rule)[-1]
+        shown = f"{average['accuracy']:.3f}" + ("" if average["stderr"] is None else f" ± {average['stderr']:.3f}")
+        return average["accuracy"] * (1 if outcome.higher_is_better else -1), f"{shown} {outcome.title}"
 
     def suites(self) -> dict[str, str]:
         return {suite.name: suite.description for suite in shipped_suites().values()}

@@ -42,7 +42,9 @@ def evaluated(
     tables = scores.groupby("subtask", sort=False) if samples else ()
     specification = manifest["specification"]
     return Evaluated(
-        entries=_entries(by_rule, leaves, specification.get("num_fewshot", 0)),
+        entries=_entries(
+            by_rule, leaves, specification.get("num_fewshot", 0), {name: len(m) for name, m in by_subtask.items()}
+        ),
         settings={"limit": specification["limit"], "device": manifest.get("loaded", {}).get("device")},
         seconds=seconds,
         samples={str(subtask): _samples(table, by_subtask[str(subtask)]) for subtask, table in tables},
@@ -51,7 +53,9 @@ def evaluated(
     )
 
 
-def _entries(by_rule: Mapping[str, Results], leaves: Mapping[str, LeafTask], shots: int) -> dict[str, Any]:
+def _entries(
+    by_rule: Mapping[str, Results], leaves: Mapping[str, LeafTask], shots: int, sizes: Mapping[str, int]
+) -> dict[str, Any]:
     results: dict[str, dict[str, Any]] = {}
     subtasks: dict[str, list[str]] = {}
     for rule, of_rule in by_rule.items():
@@ -64,12 +68,14 @@ def _entries(by_rule: Mapping[str, Results], leaves: Mapping[str, LeafTask], sho
                 alias = leaves[name].alias if name in leaves else name
                 entry = results.setdefault(name, {"name": name, "alias": alias, "sample_len": result.n})
                 entry |= {f"{_metric(rule)},none": result.accuracy, f"{_metric(rule)}_stderr,none": result.stderr}
+    for name, leaf in leaves.items():  # documents with one gold answer have no accuracy
+        results.setdefault(name, {"name": name, "alias": leaf.alias, "sample_len": sizes.get(name, leaf.documents)})
     for group, parts_of_group in subtasks.items():
         of_parts = [results[part] for part in parts_of_group]
         for key in (f"{_metric(rule)}_stderr,none" for rule in by_rule):
             # lm-eval's pooled standard error
-            errors, sizes = ([part[name] for part in of_parts] for name in (key, "sample_len"))
-            results[group][key] = pooled_error(errors, sizes)
+            errors, counts = ([part[name] for part in of_parts] for name in (key, "sample_len"))
+            results[group][key] = pooled_error(errors, counts)
     return {
         "results": results,
         **({"groups": {group: results[group] for group in subtasks}} if subtasks else {}),

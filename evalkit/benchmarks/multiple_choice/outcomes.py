@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
+from evalkit.data.requests import request_tasks
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.runs.folder import Run
-from evalkit.runs.score_table import ACCURACY, CLUSTER, MARGIN, outcome_of
+from evalkit.runs.score_table import ACCURACY, CLUSTER, MARGIN, OUTCOMES, ContinuousOutcome, outcome_of
 from evalkit.runs.traits import is_imported
+from evalkit.stats.estimates import error_of_average, error_of_mean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,7 +61,11 @@ class ComparableChoices(Comparable):
 
     def beside(self, rule: str) -> str | None:
         """Return bits per byte, which does not depend on the tokenizer's units; None for a log that lacks lengths."""
-        if outcome_of(rule) is not None or (is_imported(self.run.manifest) and self.run.scores["bytes"].isna().any()):
+        if (
+            outcome_of(rule) is not None
+            or not self.rules
+            or (is_imported(self.run.manifest) and self.run.scores["bytes"].isna().any())
+        ):
             return None
         return "bits_per_byte"
 
@@ -67,9 +73,10 @@ class ComparableChoices(Comparable):
         """See `Comparable`. Bits per byte of one-byte answers are those of a letter among all tokens."""
         if key.partition("@")[0] != "bits_per_byte":
             return frozenset()
-        scores = self.run.scores
+        scores, known = self.run.scores, request_tasks()
         longest = scores.loc[scores["choice"] == scores["gold"]].groupby("task")["bytes"].max()
-        return frozenset(map(str, longest.index[longest <= 1]))
+        letters = {str(task) for task in longest.index[longest <= 1]}
+        return frozenset(letters | {task for task in map(str, longest.index) if task in known and known[task].letters})
 
     def by_rule(self, rule: str) -> Floats:
         """Return [documents] 1 where the rule predicts the gold choice, else 0; or the values of an outcome."""
@@ -78,22 +85,17 @@ class ComparableChoices(Comparable):
     def measure(self, rule: str) -> Measure:
         from evalkit.runs.rules import find_rule
 
-        if (outcome_and_rule := outcome_of(rule)) is None:
+        if outcome_of(rule) is None:
             return Measure(f"rule {rule}: {find_rule(rule).description}; accuracy in %", False, ACCURACY)
-        outcome, of_rule = outcome_and_rule
-        name = outcome.title + (f", rule {of_rule or self.run.manifest['rule']}" if outcome.name == MARGIN else "")
-        words = f"{name}: {outcome.description}; {_DIRECTION[outcome.higher_is_better]}"
-        return Measure(words, True, name, outcome.bounds, outcome.higher_is_better, resolution=_RESOLUTION)
+        return _outcome_measure(rule, self.run.manifest)
 
     def _grade(self, rule: str) -> Floats:
-        from evalkit.runs.accuracies import document_outcomes
         from evalkit.runs.rules import choose, find_rule
 
         scores = self.run.scores
         try:
-            if (outcome_and_rule := outcome_of(rule)) is not None:
-                outcome, of_rule = outcome_and_rule
-                return document_outcomes(scores, outcome, find_rule(of_rule or str(self.run.manifest["rule"])))
+            if outcome_of(rule) is not None:
+                return _outcomes(scores, self.run.manifest, rule)
             chosen = choose(scores, find_rule(rule)).prediction
         except UsageError as error:
             raise UsageError(f"run {self.run.folder.name}: {error}") from error
@@ -103,9 +105,9 @@ class ComparableChoices(Comparable):
 
 def stored_metrics(run: Run, rule: str | None = None) -> list[Metric]:
     """Return the accuracies of the tasks, or the means of a continuous outcome; arguments as of `stored_results`."""
-    comparable = ComparableChoices(run)
-    if rule is not None and outcome_of(rule) is not None:
-        return outcome_metrics(comparable, rule)
+    comparable, key = ComparableChoices(run), rule or str(run.manifest["rule"])
+    if outcome_of(key) is not None:
+        return outcome_metrics(comparable, key)
     metrics = []
     for result in stored_results(comparable, rule)["tasks"]:
         numbers = {"value": result["accuracy"], **{name: result[name] for name in ("task", "n", "stderr", "chance")}}
@@ -136,19 +138,63 @@ def outcome_metrics(comparable: ComparableChoices, key: str) -> list[Metric]:
     Raises:
         UsageError: a document has no such outcome.
     """
-    from evalkit.stats.estimates import error_of_mean
+    tasks, measure = comparable.documents["task"], comparable.measure(key)
+    return _means(comparable.run.manifest, measure, comparable.by_rule(key), tasks)
 
-    run = comparable.run
-    measure, values = comparable.measure(key), comparable.by_rule(key)
-    task_of_document = comparable.documents["task"].to_numpy()
+
+def table_metrics(scores: pd.DataFrame, manifest: Mapping[str, Any], key: str) -> list[Metric]:
+    """Return the same from a score table and a manifest, before the run is finished."""
+    tasks = scores.loc[scores["choice"] == 0, "task"]
+    return _means(manifest, _outcome_measure(key, manifest), _outcomes(scores, manifest, key), tasks)
+
+
+def _means(manifest: Mapping[str, Any], measure: Measure, values: Floats, task_of_document: pd.Series) -> list[Metric]:
     about: dict[str, Any] = {
         "name": measure.name,
         "higher_is_better": measure.higher_is_better,
         "bounds": measure.bounds,
     }
     metrics = []
-    for task in (task for members in run.manifest["groups"].values() for task in members):
-        of_task, official = values[task_of_document == task], run.manifest["documents"][task]["official"]
+    for task in (task for members in manifest["groups"].values() for task in members):
+        of_task, official = values[(task_of_document == task).to_numpy()], manifest["documents"][task]["official"]
         numbers: dict[str, Any] = {"n": len(of_task), "value": float(of_task.mean()), "stderr": error_of_mean(of_task)}
         metrics.append(Metric(task=task, **about, **numbers, official=official))
     return metrics
+
+
+def _outcome_measure(key: str, manifest: Mapping[str, Any]) -> Measure:
+    outcome, of_rule = _outcome(key)
+    name = outcome.title + (f", rule {of_rule or manifest['rule']}" if outcome.name == MARGIN else "")
+    words = f"{name}: {outcome.description}; {_DIRECTION[outcome.higher_is_better]}"
+    return Measure(words, True, name, outcome.bounds, outcome.higher_is_better, resolution=_RESOLUTION)
+
+
+def _outcomes(scores: pd.DataFrame, manifest: Mapping[str, Any], key: str) -> Floats:
+    from evalkit.runs.accuracies import document_outcomes
+    from evalkit.runs.rules import find_rule
+
+    outcome, of_rule = _outcome(key)
+    rule = find_rule(of_rule or str(manifest["rule"])) if outcome.name == MARGIN else None
+    return document_outcomes(scores, outcome, rule)
+
+
+def _outcome(key: str) -> tuple[ContinuousOutcome, str | None]:
+    if (outcome_and_rule := outcome_of(key)) is None:
+        raise UnknownNameError("outcome", key, OUTCOMES)
+    return outcome_and_rule
+
+
+def outcome_averages(manifest: Mapping[str, Any], metrics: Sequence[Metric]) -> list[dict[str, Any]]:
+    """Return the averages of an outcome over each group of tasks, and over all, in the form of results.json."""
+    groups, sizes = manifest["groups"], manifest["group_sizes"]
+    named = [(name, tasks, sizes[name]) for name, tasks in groups.items()]
+    if len(groups) > 1:
+        named.append(("Average", [metric.task for metric in metrics], sum(sizes.values())))
+    by_task = {metric.task: metric for metric in metrics}
+    averages = []
+    for name, tasks, size in named:
+        values = [by_task[task].value or 0.0 for task in tasks]
+        error = error_of_average([by_task[task].stderr for task in tasks])
+        shown = name if len(tasks) == size else f"{name} ({len(tasks)} of {size})"
+        averages.append({"name": shown, "accuracy": sum(values) / len(values), "stderr": error})
+    return averages

@@ -14,7 +14,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, suite_of, with_fewshot
+from evalkit.benchmarks.multiple_choice.suites import (
+    Suite,
+    choose_tasks,
+    load_suite,
+    requests_suite,
+    suite_of,
+    with_fewshot,
+)
 from evalkit.benchmarks.multiple_choice.templates import Template, load_template
 from evalkit.benchmarks.prompt_variants import PROMPT_VARIANTS
 from evalkit.benchmarks.prompt_variants.prompt_sets import Order, PromptSet, in_orders, load_prompts, orders_of
@@ -25,14 +32,16 @@ from evalkit.errors import DataError, RunError, UsageError
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import specification_id
-from evalkit.runs.rules import Rule, find_rule
-from evalkit.runs.score_table import CLUSTER
+from evalkit.runs.rules import Rule, find_rule, of_task
+from evalkit.runs.score_table import CLUSTER, outcome_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.benchmarks.lm_eval.tasks import RandomState, TaskSet
+    from evalkit.benchmarks.multiple_choice.requests import Requests
     from evalkit.benchmarks.multiple_choice.tasks import Question
+    from evalkit.data.sampling import DocumentSelection
     from evalkit.runs.journal import FinishedRows, Key
 
 
@@ -42,6 +51,12 @@ def resolve_suite(request: SuiteRequest, say: Say) -> Suite | None:
     Tasks outside the default suite are run as lm-eval's tasks, unless a template, a rule or prompts are given: then
     they form a suite. `say` is called if the user has not chosen between the two.
     """
+    if request.requests is not None:
+        if request.suite or request.tasks:
+            raise UsageError(
+                "--requests FILE is a task of its own; leave out --suite and --tasks, or name the file in a suite"
+            )
+        return requests_suite(request.requests)
     if request.suite is not None:
         if request.include_path is not None:
             raise UsageError(
@@ -70,11 +85,11 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
     suite = with_fewshot(suite, suite.num_fewshot if request.num_fewshot is None else request.num_fewshot)
     template = load_template(request.template or suite.template or "inst")
     prompts = load_prompts(request.vary, template)
-    rule = _rule_of(request.rule or suite.rule, prompts.templates.values())
     checkpoint = request.model.locate(say)
     library = shared_library(request, say)
     _check_data_dir(request, suite, library)
     others: Mapping[str, TaskSet] = {}
+    requests: Mapping[str, Requests] = {}
     randomness = None
     with doing("reading documents"):
         if suite.others or suite.task_files is not None:
@@ -83,21 +98,29 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
 
             key = (suite.others, str(suite.task_files), suite.num_fewshot, request.data_dir)
             others = remembered("tasks", key, lambda: load_others(suite, library, say))
-        hashes, sources = _documents(suite, library, others)
+        if suite.requested:
+            from evalkit.benchmarks.multiple_choice.requests import load_requests
+
+            files = suite.requested, str(suite.requests), request.data_dir, request.allow_unofficial_data
+            requests = remembered("requests", files, lambda: load_requests(suite, library, say))
+        hashes, sources = _documents(suite, library, others, requests)
         if others:
             randomness = remembered("randomness", key, random_state)
+    rule, unconditional = _own_key(request.rule or suite.rule, prompts.templates.values(), suite.tasks, requests)
     specification = {
         **numerics(request.model, checkpoint, request.limit, say),
         **request.selection.specification,
         "suite": suite.name,
         **hashes,
         "template": template.content_hash,
-        "unconditional": "unconditional" in rule.segments,
+        "unconditional": unconditional,
         "num_fewshot": suite.num_fewshot,
     }
     groups = {group: list(tasks) for group, tasks in suite.groups.items()}
     if suite.user_defined:
         specification["groups"] = groups
+    if request.control:
+        specification["control"] = request.control
     if suite.task_files is not None:
         from evalkit.benchmarks.lm_eval.plan import code_hash
 
@@ -108,16 +131,39 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
         "id": specification_id(specification),
         "kind": PROMPT_VARIANTS if request.vary else "multiple_choice",
         "specification": specification,
-        "rule": rule.name,
+        "rule": rule,
         "groups": groups,
         "group_sizes": {group: suite.sizes[group] for group in groups},
         **sources,
         **({"labels": suite.labels, "short": suite.short} if suite.user_defined else {}),
         "template": asdict(template),
+        **({"forms": {name: list(tasks) for name, tasks in suite.forms.items()}} if suite.forms else {}),
         **provenance(request, checkpoint),
         **({"prompts": prompts.words} if request.vary else {}),
     }
-    return ChoicePlan(request, suite, prompts, checkpoint, library, others, manifest, randomness)
+    return ChoicePlan(request, suite, prompts, checkpoint, library, others, requests, manifest, randomness)
+
+
+def _own_key(
+    requested: str | None, templates: Collection[Template], tasks: Sequence[str], requests: Mapping[str, Requests]
+) -> tuple[str, bool | list[str]]:
+    """Return the run's own rule or outcome, and the tasks of which it needs unconditional log-likelihoods.
+
+    The outcome of documents with one gold answer is bits per byte. True: of all tasks; False: of none.
+    """
+    single = [task for task in tasks if task in requests and requests[task].single]
+    key = requested or ("bits_per_byte" if single else None)
+    if key is not None and outcome_of(key) is not None:
+        return key, False
+    if single:
+        raise UsageError(
+            f"rule {key} chooses between several answers, and documents of {single[0]} have one gold answer; use "
+            "--rule bits_per_byte, or other --tasks"
+        )
+    rule = _rule_of(key, templates)
+    if rule.by_task is None:
+        return rule.name, "unconditional" in rule.segments
+    return rule.name, [task for task in tasks if "unconditional" in of_task(rule, task).segments] or False
 
 
 def _rule_of(requested: str | None, templates: Collection[Template]) -> Rule:
@@ -148,7 +194,7 @@ def _check_data_dir(request: SuiteRequest, suite: Suite, library: Library) -> No
 
 
 def _documents(
-    suite: Suite, library: Library, others: Mapping[str, TaskSet]
+    suite: Suite, library: Library, others: Mapping[str, TaskSet], requests: Mapping[str, Requests]
 ) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, Any]]]:
     """Return the hashes and the sources of the tasks' "documents" and, in few-shot runs, of their "examples"."""
     hashes: dict[str, dict[str, str]] = {}
@@ -164,6 +210,8 @@ def _documents(
         from evalkit.benchmarks.multiple_choice.tasks import identity_of
 
         hashes["documents"][task], sources["documents"][task] = identity_of(other, library)
+    for task, given in requests.items():
+        hashes["documents"][task], sources["documents"][task] = given.content_hash, given.provenance
     sources["documents"] = {task: sources["documents"][task] for task in suite.tasks}
     return hashes, sources
 
@@ -216,6 +264,7 @@ class ChoicePlan:
     checkpoint: Checkpoint
     library: Library
     others: Mapping[str, TaskSet]
+    requests: Mapping[str, Requests]
     manifest: dict[str, Any]
     randomness: RandomState | None
     """State in which the questions of `others` are built; None without them."""
@@ -224,9 +273,10 @@ class ChoicePlan:
     def template(self) -> Template:
         return next(iter(self.prompts.templates.values()))
 
-    @property
-    def unconditional(self) -> bool:
-        return bool(self.manifest["specification"]["unconditional"])
+    def unconditional(self, task: str) -> bool:
+        """Return whether a task's choices are also scored without the question."""
+        of = self.manifest["specification"]["unconditional"]
+        return task in of if isinstance(of, list) else bool(of)
 
     @property
     def folder(self) -> Path:
@@ -236,22 +286,41 @@ class ChoicePlan:
     @property
     def documents_key(self) -> str:
         specification = self.manifest["specification"]
-        names = ("suite", "documents", "examples", "num_fewshot", "limit", "sample", "seed", "unconditional", "code")
+        names = (
+            "suite",
+            "documents",
+            "examples",
+            "num_fewshot",
+            "limit",
+            "sample",
+            "seed",
+            "unconditional",
+            "code",
+            "control",
+        )
         about = {name: specification.get(name) for name in names} | {"tasks": list(self.suite.tasks)}
         return json.dumps(about, sort_keys=True)
 
     @cached_property
     def questions(self) -> dict[str, list[Question]]:
-        from evalkit.benchmarks.multiple_choice.tasks import load_questions, pinned_questions
+        from evalkit.benchmarks.multiple_choice.tasks import pinned_questions
 
         def load() -> dict[str, list[Question]]:
             with doing("building questions"):
+                selection = self.request.selection
                 if self.randomness is None:
-                    return pinned_questions(self.suite, self.library, self.request.selection)
+                    return pinned_questions(self.suite, self.library, selection, self.requests, self.request.control)
                 self.randomness.restore()
-                return load_questions(self.suite, self.library, self.request.selection, self.others)
+                return self.selected(selection)
 
         return remembered("questions", self.documents_key, load)
+
+    def selected(self, selection: DocumentSelection, estimate: int | None = None) -> dict[str, list[Question]]:
+        """Return the questions of a selection of documents; arguments as of `tasks.load_questions`."""
+        from evalkit.benchmarks.multiple_choice.tasks import load_questions
+
+        about = self.others, estimate, self.requests, self.request.control
+        return load_questions(self.suite, self.library, selection, *about)
 
     @cached_property
     def parts(self) -> list[TaskPart]:

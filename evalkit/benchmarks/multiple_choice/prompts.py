@@ -124,15 +124,34 @@ class Prompter:
         for call in in_calls(texts, itemgetter(2), _CALL):
             for question, _, text in call:
                 check_text(text, question.label)
+            parts = [self._apart(pieces) for _, pieces, _ in call]
             encoded = self._tokenizer(
-                [text for _, _, text in call],
+                [text for texts in parts for text in texts],
                 add_special_tokens=False,
                 return_attention_mask=False,
                 return_token_type_ids=False,
                 verbose=False,  # its length warning ignores that the context is truncated below
             )
-            for (question, pieces, _), ids, encoding in zip(call, encoded["input_ids"], encoded.encodings, strict=True):
-                yield self._fit(question, self._sequence(question, pieces, ids, encoding.offsets))
+            encodings = zip(encoded["input_ids"], encoded.encodings, strict=True)
+            for (question, pieces, _), texts_apart in zip(call, parts, strict=True):
+                ids, spans, start = list[int](), list[tuple[int, int]](), 0
+                for text, (of_text, encoding) in zip(texts_apart, encodings, strict=False):
+                    ids += of_text
+                    spans += (
+                        [(first + start, after + start) for first, after in encoding.offsets]
+                        if start
+                        else encoding.offsets
+                    )
+                    start += len(text)
+                yield self._fit(question, self._sequence(question, pieces, ids, spans))
+
+    def _apart(self, pieces: Pieces) -> list[str]:
+        """Return the texts that are tokenised separately: one, or before and from the continuation on."""
+        texts = [text for _, text in pieces]
+        cut = next(number for number, (code, _) in enumerate(pieces) if code == CONTINUATION)
+        return (
+            ["".join(texts)] if not (self._template.separate and cut) else ["".join(texts[:cut]), "".join(texts[cut:])]
+        )
 
     def _sequence(
         self, question: Question, pieces: Pieces, ids: list[int], spans: list[tuple[int, int]]
@@ -276,7 +295,7 @@ class EncodedQuestions:
             for (start, stop), cuts in zip(pairwise(bounds), self.cuts[first:end].tolist(), strict=True)
         )
         count = len(question.contexts)
-        question = replace(question, contexts=(), continuations=(), gaps=(), doc={})
+        question = replace(question, contexts=(), continuations=(), gaps=(), alone=(), doc={})
         return EncodedQuestion(question, sequences[:count], sequences[count:])
 
 
@@ -293,13 +312,14 @@ def question_rows(encoded: EncodedQuestion, scores: Sequence[Scores], scored: fr
     question, count = encoded.question, len(encoded.sequences)
     for choice, (sequence, option) in enumerate(zip(encoded.sequences, question.choices, strict=True)):
         sums, counts = _segment_sums(sequence, scores[choice].logprobs)
+        greedy = bool(scores[choice].greedy[sequence.segments == CONTINUATION].all()) if count == 1 else None
         alone = None
         if encoded.unconditional:
             alone = _segment_sums(encoded.unconditional[choice], scores[count + choice].logprobs)[0][CONTINUATION]
         document = (question.task, question.subtask, question.doc_id, choice, count, question.gold)
         likelihoods = [total if code in scored else None for code, total in enumerate(sums)]
         sizes = (len(option), len(option.encode("utf-8")), sequence.truncated, sequence.straddles)
-        yield ScoreRow._make((*document, *likelihoods, *counts, alone, *sizes))
+        yield ScoreRow._make((*document, *likelihoods, *counts, alone, *sizes, greedy))
 
 
 def _segment_sums(sequence: TokenSequence, scores: NDArray[np.float32]) -> tuple[list[float], list[int]]:

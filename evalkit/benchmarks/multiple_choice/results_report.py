@@ -12,18 +12,28 @@ from typing import Any
 
 import pandas as pd
 
-from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_metrics
+from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_averages, outcome_metrics
 from evalkit.benchmarks.multiple_choice.suites import label_of
+from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
+from evalkit.data.requests import request_tasks
 from evalkit.errors import UsageError
 from evalkit.escape import counted
 from evalkit.models.context.extension import Extension
 from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, literal, simple_table
-from evalkit.runs.accuracies import Average, Results, TaskResult, summarise_all
+from evalkit.runs.accuracies import (
+    Average,
+    Results,
+    TaskResult,
+    available_outcomes,
+    average_of,
+    better_forms,
+    summarise_all,
+)
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import RULES, all_rules, distinct, find_rule, invalid_rules, why_unusable
-from evalkit.runs.score_table import MARGIN, OUTCOMES
+from evalkit.runs.score_table import MARGIN, outcome_of
 from evalkit.runs.traits import is_imported, mixture, origin_notes, unofficial
 
 
@@ -32,8 +42,11 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
 
     With `detail` it has the accuracies of subjects, and those under every other rule and the outcomes.
     """
-    results, manifest = run.results(rule), run.manifest
+    key, manifest = rule or str(run.manifest["rule"]), run.manifest
     seconds = None if is_imported(manifest) else run.seconds
+    if outcome_of(key) is not None:
+        return _outcome_report(run, key, seconds, detail)
+    results = run.results(rule)
     details = []
     for task, parts in results.subtasks.items() if detail else ():
         rows = [
@@ -54,12 +67,64 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
             notes.append(f"{about}; --detail prints them, and outcomes")
         unusable = (why_unusable(other, run.scores) for other in all_rules() if other.name not in RULES)
         notes += [*filter(None, unusable), *invalid_rules()]
+    content = about_run(run, seconds) | sources | results.to_json()
+    if forms := better_forms(results, manifest.get("forms", {})):
+        details.insert(0, _forms_table(forms, manifest))
+        content["forms"] = {name: asdict(result) for name, result in forms}
+    if detail or any(task.task in request_tasks() for task in results.tasks):
+        centred = f"{percent(results.average.centred)} {plus_minus(results.average.centred_stderr)}"
+        notes.append(f"average centred on chance (0: guessing, 100: all right): {centred}")
     return Report(
         (accuracy_table(results, manifest, seconds), *details),
         notes=tuple(notes),
-        content=about_run(run, seconds) | sources | results.to_json(),
+        content=content,
         records=list(_records(results, manifest, detail)),
     )
+
+
+def _forms_table(forms: Sequence[tuple[str, TaskResult]], manifest: Mapping[str, Any]) -> Table:
+    """Return each task's better form, which is chosen on the documents that it is measured on, as in OLMES."""
+    average = average_of("Average", [result for _, result in forms], len(forms))
+    rows = [[name, label_of(result.task, manifest).full, percent(result.accuracy), plus_minus(result.stderr)]
+            for name, result in forms]  # fmt: skip
+    rows.append([average.name, "", percent(average.accuracy), plus_minus(average.stderr)])
+    title = "The better form of each task, as OLMES reports it"
+    return simple_table("forms", ["task", "form", "acc. %", "± SE"], rows, texts=2, ruled={len(forms)}, title=title)
+
+
+def _outcome_report(run: Run, key: str, seconds: Mapping[str, float] | None, detail: bool) -> Report:
+    """Return the report of a run whose own measure is an outcome, with the accuracies of its tasks with choices."""
+    manifest, comparable = run.manifest, ComparableChoices(run)
+    metrics, by_rule = outcome_metrics(comparable, key), summarise_all(run.scores, manifest)
+    averages, measure = outcome_averages(manifest, metrics), comparable.measure(key)
+    chosen = next((by_rule[rule] for rule in ("olmes", "acc") if rule in by_rule), None)
+    accuracies = {result.task: percent(result.accuracy) for result in chosen.tasks} if chosen else {}
+    by_task = {metric.task: metric for metric in metrics}
+
+    def cells(name: str, result: Any, is_last: bool) -> list[str]:
+        if isinstance(result, Metric):
+            spent = "" if seconds is None else fixed(seconds.get(result.task, 0.0), 1)
+            value, error, number = result.value or 0.0, result.stderr, f"{result.n:,}"
+            return [name, number, fixed(value, 3), _with_sign(error), accuracies.get(result.task, ""), spent]
+        spent = fixed(sum(seconds.values()), 1) if seconds is not None and is_last else ""
+        return [name, "", fixed(result["accuracy"], 3), _with_sign(result["stderr"]), "", spent]
+
+    rows, ruled = grouped_rows(manifest, by_task, averages, cells)
+    headers = ["task", "n", measure.name, "± SE", "acc. %", "seconds"]
+    keep = [i for i in range(len(headers)) if any(row[i] for row in rows)]
+    table = simple_table("results", [headers[i] for i in keep], [[row[i] for i in keep] for row in rows], ruled=ruled)
+    notes = [measure.words, *([f"acc.: rule {chosen.rule}"] if chosen else []), *_origin_notes(manifest)]
+    tables = [table._replace(notes=tuple(map(literal, notes)))]
+    if detail:
+        tables.append(outcomes_table(run, chosen.rule if chosen else key))
+    names = ("task", "n", "value", "stderr")
+    records = [{"kind": "task", "outcome": key} | {name: getattr(metric, name) for name in names} for metric in metrics]
+    content = about_run(run, seconds) | {"documents": manifest["documents"], "outcome": key, "tasks": records}
+    return Report(tuple(tables), content=content | {"averages": averages}, records=records)
+
+
+def _with_sign(stderr: float | None) -> str:
+    return "–" if stderr is None else f"± {fixed(stderr, 3)}"
 
 
 def about_run(run: Run, seconds: Mapping[str, float] | None) -> dict[str, Any]:
@@ -100,13 +165,20 @@ def grouped_rows(
     name, a result, and whether it is the average over several groups.
     """
     groups, rows = manifest["groups"], list[list[str]]()
+    # Without the groups of which no task has a result, such as those of gold answers under a rule
+    groups = {name: [task for task in tasks if task in by_task] for name, tasks in groups.items()}
+    groups = {name: tasks for name, tasks in groups.items() if tasks}
     for members, average in zip(groups.values(), averages, strict=False):
         rows += [cells(marked_label(task, manifest), by_task[task], False) for task in members]
         if len(members) > 1:
-            rows.append(cells(average.name, average, False))
+            rows.append(cells(_name_of(average), average, False))
     if len(groups) <= 1:
         return rows, set()
-    return [*rows, cells(averages[-1].name, averages[-1], True)], {len(rows)}
+    return [*rows, cells(_name_of(averages[-1]), averages[-1], True)], {len(rows)}
+
+
+def _name_of(average: Any) -> str:
+    return str(average["name"] if isinstance(average, Mapping) else average.name)
 
 
 def rules_table(by_rule: Mapping[str, Results], scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> Table:
@@ -120,7 +192,7 @@ def rules_table(by_rule: Mapping[str, Results], scores: pd.DataFrame, manifest: 
     names = [label_of(result.task, manifest).short for result in by_rule[rule].tasks]
     title = "The same scores under every rule (accuracy in %; <: the rule above)"
     table = simple_table("rules", ["rule", *names, "Avg.", "moves by"], rows, title=title)
-    unusable = [why_unusable(other, scores) for other in all_rules()]
+    unusable = [why_unusable(other, scores) for other in all_rules() if other.by_task is None]
     return table._replace(notes=tuple(map(literal, filter(None, (*unusable, *invalid_rules())))))
 
 
@@ -130,7 +202,7 @@ def outcomes_table(run: Run, rule: str) -> Table:
     rows: list[list[str]] = []
     notes: list[str] = []
     tasks = [task for members in run.manifest["groups"].values() for task in members]
-    for outcome in OUTCOMES.values():
+    for outcome in available_outcomes(run.scores):
         try:
             metrics = outcome_metrics(comparable, f"{MARGIN}:{rule}" if outcome.name == MARGIN else outcome.name)
         except UsageError as error:
@@ -139,9 +211,14 @@ def outcomes_table(run: Run, rule: str) -> Table:
         else:
             values = [metric.value for metric in metrics if metric.value is not None]
             means = [*values, sum(values) / len(values)]
-            rows.append([outcome.title, *(fixed(value, 3) for value in means)])
+            rows.append(
+                [
+                    outcome.title + LOWER_IS_BETTER * (not outcome.higher_is_better),
+                    *(fixed(value, 3) for value in means),
+                ]
+            )
     names = [label_of(task, run.manifest).short for task in tasks]
-    title = f"The same scores as continuous outcomes (means over documents; lower is better, of {rule}'s margin higher)"
+    title = f"The same scores as continuous outcomes (means over documents; {LOWER_NOTE})"
     table = simple_table("outcomes", ["outcome", *names, "Avg."], rows, title=title)
     return table._replace(notes=tuple(map(literal, notes)))
 
@@ -157,12 +234,18 @@ def marked_label(task: str, manifest: Mapping[str, Any]) -> str:
 
 def _notes(results: Results, manifest: Mapping[str, Any]) -> Iterator[str]:
     yield f"rule {results.rule}: {find_rule(results.rule).description}"
-    yield from prompt_notes(manifest)
-    yield from (*origin_notes(manifest), *mixture(manifest))
     if any(task.ties for task in results.tasks):
         yield "ties: documents with several best choices; the first of them is the prediction, as in lm-eval"
     if any(task.truncated for task in results.tasks):
         yield "cut: documents whose context was truncated on the left to fit the context window"
+    yield from _origin_notes(manifest)
+
+
+def _origin_notes(manifest: Mapping[str, Any]) -> Iterator[str]:
+    if manifest["specification"].get("control"):
+        yield "control: each document has another document's context, so these are not results of the tasks"
+    yield from prompt_notes(manifest)
+    yield from (*origin_notes(manifest), *mixture(manifest))
     yield "documents: " + sources_text(manifest["documents"])
     if examples := manifest.get("examples"):
         yield "examples: " + sources_text(examples)

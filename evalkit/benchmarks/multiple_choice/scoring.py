@@ -23,7 +23,7 @@ from evalkit.benchmarks.multiple_choice.prompts import (
     question_rows,
     question_sequences,
 )
-from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions, selected_documents
+from evalkit.benchmarks.multiple_choice.tasks import Question, selected_documents
 from evalkit.benchmarks.multiple_choice.templates import Template
 from evalkit.benchmarks.request import TaskTokens, remembered
 from evalkit.display import Say
@@ -88,7 +88,7 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: 
         must_fit = facts.shares and requested == facts.token_budget
 
         def make() -> tuple[EncodedQuestions, list[PlannedBatch]]:
-            members = prompters[part.template].encode(part.questions, plan.unconditional)
+            members = prompters[part.template].encode(part.questions, plan.unconditional(part.task))
             encoded = EncodedQuestions.of(until_stopped(members), _scored(part.template))
             return encoded, plan_batches(encoded.sequences, facts.token_budget, must_fit)
 
@@ -167,9 +167,11 @@ class Scoring:
         from evalkit.scoring.architecture import auto_budget
         from evalkit.scoring.engine import Engine
 
+        greedy = any(len(question.continuations) == 1 for questions in setup.values() for question in questions)
         self._engine = engine = Engine(
-            loaded.model, budget.scored or auto_budget(loaded.model), say, remembers=loaded.stock, files=loaded.files
-        )
+            loaded.model, budget.scored or auto_budget(loaded.model), say, greedy,
+            remembers=loaded.stock, files=loaded.files,
+        )  # fmt: skip
         special = set(loaded.tokenizer.all_special_tokens)
         markers: dict[str, str] = {}
         candidates: list[EncodedQuestion] = []
@@ -202,7 +204,7 @@ def estimated(plan: ChoicePlan, tokenizer: Any, sample: int, say: Say) -> list[T
     """Return the estimates of `Benchmark.token_counts` for each task under all prompts; no tree joins two templates."""
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
     prompters = _prompters(plan, tokenizer, window, say)
-    sampled = load_questions(plan.suite, plan.library, plan.request.selection, plan.others, sample)
+    sampled = plan.selected(plan.request.selection, sample)
     by_task: dict[str, TaskTokens] = {}
     for part in plan.parts_of(sampled):
         tokens = task_tokens(plan, prompters[part.template], part.task, part.questions)
@@ -222,7 +224,7 @@ def task_tokens(plan: ChoicePlan, prompter: Prompter, task: str, questions: Sequ
     sizes = {name: len(chosen) for name, chosen in selected_documents(task, every, plan.request.selection).items()}
     groups, rows = [], 0.0
     for name, members in subjects.items():
-        encoded = list(prompter.encode(members, plan.unconditional))
+        encoded = list(prompter.encode(members, plan.unconditional(task)))
         sequences = [
             sequence.tokens for document in encoded for sequence in document.sequences + document.unconditional
         ]

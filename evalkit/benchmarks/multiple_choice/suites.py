@@ -10,9 +10,11 @@ In: `configs/suites/NAME.yaml`, or a user's file. Out: a `Suite`. No slow import
     rule: ppl
     num_fewshot: 0
     task_files: my_tasks                                          # a folder of lm-eval task files, next to this file
+    requests: {my_task: my.jsonl}                                 # a file of requests (`data.requests`) for each task
+    forms: {ARC-Easy: [arc_easy_cloze, arc_easy_letters]}         # tasks of which the better one counts
 
-A task is one of evalkit's pinned tasks, or any task of lm-eval (of its catalogue, or of the task files) whose documents
-have choices and one right answer. Command-line options override a suite's settings.
+A task is one of evalkit's pinned tasks, a file of requests, or any task of lm-eval (of its catalogue, or of the task
+files) whose documents have choices and one right answer. Command-line options override a suite's settings.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, Strict
 
 from evalkit.benchmarks.outcomes import Label
+from evalkit.data.requests import request_tasks
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.validated import FileSettings, Listed, Named, read_settings
 from evalkit.paths import resource
@@ -54,6 +57,10 @@ class _SuiteFile(FileSettings):
     rule: str | None = None
     num_fewshot: Annotated[int, Field(ge=0)] = 0
     task_files: Annotated[Path, Strict(False)] | None = None
+    requests: Named[Annotated[Path, Strict(False)]] = Field(default_factory=dict)
+    """Task → file of its requests."""
+    forms: Named[Listed[str]] = Field(default_factory=dict)
+    """Name → the tasks that are its forms; the form counts in which the model is more often right."""
     # Only for evalkit's own suites
     fills: str | None = None
     """Another suite whose tables this suite's runs fill, with a note."""
@@ -80,12 +87,18 @@ class Suite(_SuiteFile):
 
     @property
     def pinned(self) -> tuple[str, ...]:
-        """Tasks whose documents evalkit has pinned."""
-        return tuple(task for task in self.tasks if task in pinned_tasks())
+        """Tasks of lm-eval whose documents evalkit has pinned."""
+        return tuple(task for task in self.tasks if task in pinned_tasks() and task not in self.requests)
+
+    @property
+    def requested(self) -> tuple[str, ...]:
+        """Tasks that are requests: the user's files, and evalkit's own."""
+        return tuple(task for task in self.tasks if task in self.requests or task in request_tasks())
 
     @property
     def others(self) -> tuple[str, ...]:
-        return tuple(task for task in self.tasks if task not in pinned_tasks())
+        """Tasks that lm-eval loads from its catalogue or from task files."""
+        return tuple(task for task in self.tasks if task not in (*self.pinned, *self.requested))
 
 
 @cache
@@ -95,9 +108,10 @@ def shipped_suites() -> dict[str, Suite]:
 
 @cache
 def pinned_tasks() -> dict[str, str]:
-    """Return task → name of its document set, for the tasks whose documents evalkit has pinned."""
-    suites = shipped_suites().values()
-    return {task: suite.documents.get(task, task) for suite in suites for task in suite.tasks}
+    """Return task → name of its document set, for the tasks of lm-eval whose documents evalkit has pinned."""
+    suites, requests = shipped_suites().values(), request_tasks()
+    return {task: suite.documents.get(task, task)
+            for suite in suites for task in suite.tasks if task not in requests}  # fmt: skip
 
 
 def dataset_of(task: str) -> HubSplit | None:
@@ -122,6 +136,8 @@ def label_of(task: str, manifest: Mapping[str, Any] | None = None) -> Label:
         if task in suite.labels:
             full = suite.labels[task]
             brief = suite.short.get(task, full)
+    if task in request_tasks():
+        full = brief = request_tasks()[task].label
     return Label(labels.get(task) or full, short.get(task) or labels.get(task) or brief)
 
 
@@ -142,13 +158,25 @@ def load_suite(name: str) -> Suite:
             raise UsageError(f"{where}, {kind}: {UnknownNameError('task', unknown[0], suite.tasks)}")
     if reserved := [kind for kind in _SHIPPED_ONLY if getattr(suite, kind)]:
         raise UsageError(f"{where}: '{reserved[0]}' is for evalkit's own suites; leave it out")
+    if unknown := [task for tasks in ([*suite.requests], *suite.forms.values()) for task in tasks
+                   if task not in suite.tasks]:  # fmt: skip
+        raise UsageError(f"{where}: {UnknownNameError('task', unknown[0], suite.tasks)}")
     files = suite.task_files and path.parent / suite.task_files
-    return _user_defined(suite.model_copy(update={"task_files": files}))
+    requests = {task: path.parent / file for task, file in suite.requests.items()}
+    return _user_defined(suite.model_copy(update={"task_files": files, "requests": requests}))
 
 
 def _read(path: Path) -> Suite:
     content = read_settings(path, _SuiteFile, UsageError, "suite")
     return Suite(name=path.stem, sizes={group: len(tasks) for group, tasks in content.groups.items()}, **dict(content))
+
+
+def requests_suite(file: Path) -> Suite:
+    """Return the suite of a user's file of requests, one task that is named after the file."""
+    name = file.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
+    if not name or name in (*shipped_suites(), *_RESERVED_NAMES, *pinned_tasks(), *request_tasks()):
+        raise UsageError(f"--requests {file}: '{name}' is the name of another task or suite; rename the file")
+    return suite_of(name, [name]).model_copy(update={"requests": {name: file}, "template": "requests"})
 
 
 def suite_of(name: str, tasks: Sequence[str], task_files: Path | None = None) -> Suite:
@@ -177,7 +205,9 @@ def choose_tasks(suite: Suite, chosen: Sequence[str]) -> Suite:
             raise UnknownNameError("task", task, suite.tasks)
     refuse_duplicate_tasks(chosen)
     groups = {name: tuple(task for task in tasks if task in chosen) for name, tasks in suite.groups.items()}
-    return suite.model_copy(update={"groups": {name: tasks for name, tasks in groups.items() if tasks}})
+    forms = {name: tuple(task for task in tasks if task in chosen) for name, tasks in suite.forms.items()}
+    return suite.model_copy(update={"groups": {name: tasks for name, tasks in groups.items() if tasks},
+                                    "forms": {name: tasks for name, tasks in forms.items() if tasks}})  # fmt: skip
 
 
 def refuse_duplicate_tasks(tasks: Sequence[str]) -> None:

@@ -28,6 +28,7 @@ from evalkit.paths import resource
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.tasks import TaskSet
+    from evalkit.benchmarks.multiple_choice.requests import Requests
     from evalkit.data import Library
     from evalkit.display import Say
 
@@ -72,20 +73,29 @@ class Question:
     """`doc_id` of the subtask's first document with the same source, which may be the document itself."""
     doc: dict[str, Any]
     leaf: LeafTask
+    alone: tuple[str, ...] = ()
+    """Contexts without the question, for unconditional log-likelihoods; empty: there is no context in these."""
 
     @property
     def label(self) -> str:
         return f"{self.subtask} document {self.doc_id}"
 
 
-def pinned_questions(suite: Suite, library: Library, selection: DocumentSelection) -> dict[str, list[Question]]:
-    """Return the questions of a suite whose tasks are all pinned as `load_questions`, from evalkit's cache if there."""
-    code = [source_digest(), folder_digest(resource(*TASK_DIR))]
-    keys = {task: _cache_key(suite, library, task, selection, code) for task in suite.tasks}
+def pinned_questions(
+    suite: Suite,
+    library: Library,
+    selection: DocumentSelection,
+    requests: Mapping[str, Requests] | None = None,
+    control: str | None = None,
+) -> dict[str, list[Question]]:
+    """Return the questions of a suite as `load_questions`, without other tasks of lm-eval; from the cache if there."""
+    code = [source_digest(), folder_digest(resource(*TASK_DIR)), control or ""]
+    hashes = {task: of_task.content_hash for task, of_task in (requests or {}).items()}
+    keys = {task: _cache_key(suite, library, task, selection, code, hashes.get(task)) for task in suite.tasks}
     contents = {task: read_cached_bytes(_CACHED, key) for task, key in keys.items()}
     questions = {task: _unpacked(bytes(content)) for task, content in contents.items() if content is not None}
     if missing := tuple(task for task in suite.tasks if task not in questions):
-        built = load_questions(choose_tasks(suite, missing), library, selection)
+        built = load_questions(choose_tasks(suite, missing), library, selection, None, None, requests, control)
         for task, members in built.items():
             if (packed := _packed(members)) is not None:
                 write_cached_bytes(_CACHED, keys[task], packed)
@@ -93,9 +103,12 @@ def pinned_questions(suite: Suite, library: Library, selection: DocumentSelectio
     return {task: questions[task] for task in suite.tasks}
 
 
-def _cache_key(suite: Suite, library: Library, task: str, selection: DocumentSelection, code: list[str]) -> str:
-    identities = []
-    for name in [suite.documents.get(task, task)] + ([suite.fewshot[task].documents] if suite.num_fewshot else []):
+def _cache_key(
+    suite: Suite, library: Library, task: str, selection: DocumentSelection, code: list[str], requests: str | None
+) -> str:
+    names = [suite.documents.get(task, task)] + ([suite.fewshot[task].documents] if suite.num_fewshot else [])
+    identities = [] if requests is None else [[requests, "requests"]]
+    for name in names if requests is None else ():
         loaded, location = library.load(name), library.where(name)
         # A user's file may have fields that the content hash does not cover
         own_file = location.path if location.source == "data-dir" else None
@@ -117,7 +130,8 @@ def _packed(questions: Sequence[Question]) -> bytes | None:
     for question in questions:
         is_shared = len(set(question.contexts)) == 1
         contexts = question.contexts[:1] if is_shared else question.contexts
-        rows.append(vars(question) | {"contexts": contexts, "leaf": None})
+        alone = question.alone[:1] if len(set(question.alone)) == 1 else question.alone
+        rows.append(vars(question) | {"contexts": contexts, "alone": alone, "leaf": None})
     try:
         packed = json.dumps([{question.subtask: asdict(question.leaf) for question in questions}, rows]).encode()
     except (TypeError, ValueError):
@@ -130,9 +144,10 @@ def _unpacked(packed: bytes) -> list[Question]:
     leaf_tasks = {subtask: LeafTask(**leaf) for subtask, leaf in leaves.items()}
     questions = []
     for row in rows:
-        texts = {name: tuple(row[name]) for name in ("contexts", "continuations", "gaps", "choices")}
-        if len(texts["contexts"]) == 1:
-            texts["contexts"] *= len(texts["continuations"])
+        texts = {name: tuple(row[name]) for name in ("contexts", "alone", "continuations", "gaps", "choices")}
+        for name in ("contexts", "alone"):
+            if len(texts[name]) == 1:
+                texts[name] *= len(texts["continuations"])
         questions.append(Question(**row | texts | {"leaf": leaf_tasks[row["subtask"]]}))
     return questions
 
@@ -143,6 +158,8 @@ def load_questions(
     selection: DocumentSelection = ALL_DOCUMENTS,
     others: Mapping[str, TaskSet] | None = None,
     estimate: int | None = None,
+    requests: Mapping[str, Requests] | None = None,
+    control: str | None = None,
 ) -> dict[str, list[Question]]:
     """Return task → its questions, in the suite's order.
 
@@ -152,24 +169,25 @@ def load_questions(
         selection: which documents of each task; a subject is a stratum.
         others: the suite's other tasks, loaded by lm-eval.
         estimate: about how many of these to return, for estimates; at least a few of each subject.
+        requests: the suite's tasks that are requests.
+        control: "swap": each document has the context of another one (`requests.swapped`).
 
     Raises:
         DataError: documents or examples are missing or malformed.
         UsageError: a document belongs to two tasks.
     """
-    with quiet_lm_eval():
-        from lm_eval.tasks import TaskManager
+    if control:
+        from evalkit.benchmarks.multiple_choice.requests import swapped
 
-        shots = suite.num_fewshot
-        manager = TaskManager(include_defaults=False, metadata={"library": library, "num_fewshot": shots})
-        folder = resource(*TASK_DIR)
-        replace_index(manager, index_of(index_tasks(folder), folder))
-        questions: dict[str, list[Question]] = {}
-        for task in suite.tasks:
-            other = (others or {}).get(task)
-            with nullcontext() if other else processed_once():
-                leaves = other.tasks if other else manager.load([task])["tasks"]
-                questions[task] = _task_questions(task, leaves, shots, selection, estimate)
+        every = load_questions(suite, library, ALL_DOCUMENTS, others, requests=requests)
+        return {task: chosen(task, swapped(members), selection, estimate) for task, members in every.items()}
+    questions: dict[str, list[Question]] = {}
+    of_lm_eval = [task for task in suite.tasks if task not in (requests or {})]
+    if of_lm_eval:
+        questions = _questions_of_lm_eval(suite, of_lm_eval, library, selection, others or {}, estimate)
+    for task, of_task in (requests or {}).items():
+        if task in suite.tasks:
+            questions[task] = chosen(task, of_task.questions(), selection, estimate)
     owner: dict[str, str] = {}
     for task, members in questions.items():
         for subtask in dict.fromkeys(question.subtask for question in members):
@@ -178,6 +196,49 @@ def load_questions(
                     f"{subtask} is part of task {owner[subtask]} and of task {task}, so its documents would count "
                     "twice; leave one task out, or run them separately"
                 )
+    return {task: questions[task] for task in suite.tasks}
+
+
+def chosen(
+    task: str, questions: Sequence[Question], selection: DocumentSelection, estimate: int | None
+) -> list[Question]:
+    """Return the questions of a selection, of all documents of a task; `estimate` as of `load_questions`."""
+    by_subtask: dict[str, list[Question]] = {}
+    for question in questions:
+        by_subtask.setdefault(question.subtask, []).append(question)
+    sizes = {name: len(members) for name, members in by_subtask.items()}
+    numbers = selected_documents(task, sizes, selection)
+    return [by_subtask[name][number] for name, of_subtask in numbers.items()
+            for number in _spread(of_subtask, len(sizes), estimate)]  # fmt: skip
+
+
+def _spread(numbers: list[int], subjects: int, estimate: int | None) -> list[int]:
+    if estimate is None:
+        return numbers
+    return [numbers[index] for index in spread(len(numbers), max(_OF_SUBJECT, estimate // subjects), _BLOCK)]
+
+
+def _questions_of_lm_eval(
+    suite: Suite,
+    tasks: Sequence[str],
+    library: Library,
+    selection: DocumentSelection,
+    others: Mapping[str, TaskSet],
+    estimate: int | None,
+) -> dict[str, list[Question]]:
+    with quiet_lm_eval():
+        from lm_eval.tasks import TaskManager
+
+        shots = suite.num_fewshot
+        manager = TaskManager(include_defaults=False, metadata={"library": library, "num_fewshot": shots})
+        folder = resource(*TASK_DIR)
+        replace_index(manager, index_of(index_tasks(folder), folder))
+        questions: dict[str, list[Question]] = {}
+        for task in tasks:
+            other = others.get(task)
+            with nullcontext() if other else processed_once():
+                leaves = other.tasks if other else manager.load([task])["tasks"]
+                questions[task] = _task_questions(task, leaves, shots, selection, estimate)
     return questions
 
 
@@ -189,9 +250,7 @@ def _task_questions(
         raise DataError(f"task {task} has no documents; check its data files")
     questions: list[Question] = []
     for name, numbers in selected_documents(task, sizes, selection).items():
-        if estimate is not None:
-            kept = spread(len(numbers), max(_OF_SUBJECT, estimate // len(sizes)), _BLOCK)
-            numbers = [numbers[index] for index in kept]
+        numbers = _spread(numbers, len(sizes), estimate)
         if numbers:
             questions += _leaf_questions(task, leaves[name], sizes[name], shots, numbers, estimate is None)
     return questions

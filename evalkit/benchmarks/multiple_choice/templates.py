@@ -6,6 +6,7 @@ In: `configs/templates/NAME.yaml` or a user's file with the same keys. Out: a `T
     bos: always | tokenizer | never     # "tokenizer": only if the tokenizer adds one itself
     eos: true | false
     system: the instruction's text      # inserted for {system}
+    separate: true | false              # tokenise the continuation apart from what precedes it; default: false
     score: [segments whose tokens get a log-likelihood]
     parts:                              # concatenated literally, including white space
       - SEGMENT: "text with {system} {context} {continuation} {gap} {delimiter}"
@@ -57,6 +58,7 @@ class Template:
     score: tuple[str, ...]
     parts: tuple[Part, ...]
     chat: bool = False
+    separate: bool = False
 
     @property
     def scores_all(self) -> bool:
@@ -67,10 +69,15 @@ class Template:
     def content_hash(self) -> str:
         """Hash of everything that affects a sequence; part of a run's specification."""
         content = {k: v for k, v in asdict(self).items() if k not in ("name", "description")}
+        if not self.separate:
+            del content["separate"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def pieces(self, question: Question, choice: int, with_context: bool = True) -> list[Piece]:
-        """Return the pieces of one choice's sequence, none of them empty, without BOS and EOS."""
+        """Return the pieces of one choice's sequence, none of them empty, without BOS and EOS.
+
+        Without the context, a question's own context without its text takes its place, if it has one.
+        """
         fields = {
             "system": self.system,
             "context": question.contexts[choice],
@@ -78,10 +85,12 @@ class Template:
             "gap": question.gaps[choice],
             "delimiter": question.delimiter,
         }
+        if not with_context and question.alone:
+            fields["context"], with_context = question.alone[choice], True
         parts = [part for part in self.parts if with_context or part.segment != "context"]
         pieces: list[Piece] = []
         for segment, text in ((part.segment, part.text.format_map(fields)) for part in parts):
-            if text and segment == "continuation" and pieces and pieces[-1].segment == "context":
+            if text and not self.separate and segment == "continuation" and pieces and pieces[-1].segment == "context":
                 # White space before it is moved to it, as lm-eval does: tokenizers join it to the next word
                 before = pieces.pop().text
                 kept = before.rstrip()
@@ -136,6 +145,7 @@ class _TemplateFile(FileSettings):
     score: Annotated[Listed[Segment], AfterValidator(_checked_score)] = get_args(Segment)
     parts: Listed[Annotated[dict[Segment, str], AfterValidator(_checked_part)]] = ()
     chat: bool = False
+    separate: bool = False
 
 
 def _read(path: Path) -> Template:

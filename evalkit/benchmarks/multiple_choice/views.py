@@ -45,22 +45,21 @@ _BOS, _EOS = "[BOS]", "[EOS]"
 def shown_prompts(plan: ChoicePlan, count: int, say: Say) -> Iterator[str]:
     """Yield the first questions of each task under every prompt; arguments and errors as of `Benchmark.prompts`."""
     from evalkit.benchmarks.multiple_choice.prompts import Prompter
-    from evalkit.benchmarks.multiple_choice.tasks import load_questions
     from evalkit.benchmarks.prompt_variants.prompt_sets import order_name, orders_of, under_order
     from evalkit.benchmarks.session import ModelHolder
 
     loaded = ModelHolder().model_of(plan, say)
-    by_task = load_questions(plan.suite, plan.library, FirstDocuments(count), plan.others)
+    by_task = plan.selected(FirstDocuments(count))
     for prompt, template in plan.prompts.templates.items():
         prompter = Prompter(template, loaded.tokenizer, loaded.window, say)
-        for questions in by_task.values():
+        for task, questions in by_task.items():
             prompts = [(prompt, questions)]
             if template is plan.template:
                 for order in orders_of(questions, plan.prompts.choice_orders)[1:]:
                     prompts.append((order_name(order), [under_order(question, order) for question in questions]))
             for name, members in prompts:
                 heading = click.style(f"prompt {name}", bold=True) + "\n" if name else ""
-                for encoded in prompter.encode(members, plan.unconditional):
+                for encoded in prompter.encode(members, plan.unconditional(task)):
                     yield heading + _prompt_text(encoded, loaded.tokenizer)
 
 

