@@ -198,10 +198,18 @@ class Summarised(NamedTuple):
         return _means(of_runs)
 
     def averages(self) -> dict[str, Metric]:
-        """Return the averages over tasks, as in results.json, by their names; of several runs likewise."""
+        """Return the averages over tasks, as in results.json, by their names; of several runs likewise.
+
+        Averages of tasks without shares, such as bits per byte, have the tasks' unit.
+        """
+        task = next(iter(self.metrics().values()), None)
+        unit: dict[str, Any] = {}
+        if task is not None and task.whole is None:
+            unit = {"bounds": task.bounds, "higher_is_better": task.higher_is_better}
         stored = [benchmark_of(run).stored_averages(run, self.rule) for run in self.runs]
         return _means([
-            {each["name"]: Metric(each["name"], AVERAGE, 0, each["accuracy"], each["stderr"]) for each in averages}
+            {(name := each["name"]): Metric(name, AVERAGE, 0, each["accuracy"], each["stderr"], **unit)
+             for each in averages}
             for averages in stored
         ])  # fmt: skip
 

@@ -224,4 +224,10 @@ def test_a_study_of_both_kinds(evalkit: Command, models: list[Path], folder: Pat
     outcome = evalkit("study", "run", "study.yaml")
     assert outcome.code == 0, outcome.err
     assert outcome.out.count("finished") >= 4 and "bits per byte" in outcome.out
+    # Averages of bits per byte are no shares in percent
+    tables = evalkit("table", "--study", "study.yaml")
+    for path in Path("runs").glob("*"):
+        if not path.name.startswith(".") and (path / "results.json").is_file():
+            run = load_run(path)
+            assert f"{(mean_bits(run, 'mine') + mean_bits(run, 'answers')) / 2:.4f}" in tables.out
     assert evalkit("compare", "--study", "study.yaml", "--benchmark", "both").code == 0
