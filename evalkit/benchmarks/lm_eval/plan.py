@@ -83,7 +83,8 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
         raise UsageError("lm-eval's tasks must be named: --tasks lambada_openai,sciq, or a group such as mmlu")
     refuse_duplicate_tasks(request.tasks)
     # Template plain has lm-eval's prompts
-    given = {"template": request.template not in (None, "plain"), "rule": request.rule, "vary": request.vary}
+    given: dict[str, object] = {name: getattr(request, name) for name in ("rule", "vary", "control", "requests")}
+    given["template"] = request.template not in (None, "plain")
     if names := [name for name, value in given.items() if value]:
         raise UsageError(f"suite lm_eval has its tasks' own prompts and rules; leave it out, or --{names[0]}")
     library = shared_library(request, say)

@@ -519,6 +519,12 @@ def test_swapped_contexts_of_the_wheel(wheel: Library, checkpoint: Path, tmp_pat
         assert all(sources[new.subtask, context] - {old.cluster} for context in new.contexts)
 
 
+def test_lm_evals_own_metrics_have_no_control(checkpoint: Path, own: Path) -> None:
+    for options in ({"control": "swap"}, {"requests": own / "gold.jsonl"}):
+        with pytest.raises(UsageError, match=f"suite lm_eval.*--{next(iter(options))}"):
+            planned(checkpoint, {"suite": "lm_eval", "tasks": ("piqa",)} | options, silent)
+
+
 def test_no_other_context_to_swap_with(checkpoint: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "same.jsonl", *(gold_lines(n, "one context", f" {n}") for n in range(3)))
     with pytest.raises(DataError, match=r"same document 0.*swap"):
