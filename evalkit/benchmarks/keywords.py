@@ -22,10 +22,12 @@ class SuiteSettings(TypedDict, total=False):
     suite: str | Path | None
     tasks: str | Sequence[str]
     include_path: str | Path | None
+    requests: str | Path | None
     template: str | Path | None
     rule: str | None
     num_fewshot: int | None
     vary: str | Path | Sequence[str]
+    control: Literal["swap"] | None
     data_dir: str | Path | None
     log_samples: bool
     allow_unofficial_data: bool

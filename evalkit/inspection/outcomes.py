@@ -19,9 +19,10 @@ from evalkit.benchmarks.registry import benchmark_of
 from evalkit.comparison.pairing import check_same_documents
 from evalkit.display import Say
 from evalkit.errors import EvalkitError, UnknownNameError, UsageError
+from evalkit.runs.accuracies import available_rules, rule_beside, with_choices
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import Floats, best_choices, find_rule, row_scores
-from evalkit.runs.score_table import SEGMENTS
+from evalkit.runs.score_table import SEGMENTS, outcome_of
 
 Flags = NDArray[np.bool_]
 Indices = NDArray[np.int64]
@@ -154,6 +155,13 @@ class DocumentOutcome:
         return record | ({"choices": choices} if choices else {})
 
 
+def own_rule(run: Run) -> str | None:
+    """Return the rule that chooses in a run; in a run with an outcome of its own, that of the accuracies beside it."""
+    if run.rule is None or outcome_of(run.rule) is None:
+        return run.rule
+    return rule_beside(available_rules(with_choices(run.scores)))
+
+
 def run_outcomes(run: Run, tasks: Collection[str], rule: str | None, say: Say) -> Iterator[TaskOutcomes]:
     """Yield the tasks (none named: all) of a finished run with the outcomes of their documents.
 
@@ -162,10 +170,10 @@ def run_outcomes(run: Run, tasks: Collection[str], rule: str | None, say: Say) -
     run.require_finished()
     if rule is not None:
         run.require_choices()
-    rule = rule or str(run.rule)
+    rule = own_rule(run) if rule in (None, run.rule) else rule
     for view in benchmark_of(run).views(run, tasks, say):
         if isinstance(view, ChoiceView):
-            made = decisions(view, rule)
+            made = decisions(view, str(rule))
             first = view.scores.iloc[made.starts]
             keys = list(zip(first["subtask"].astype(str), first["doc_id"].astype(str), strict=True))
             truncated = np.maximum.reduceat(view.scores["truncated"].to_numpy(), made.starts) > 0
@@ -175,9 +183,10 @@ def run_outcomes(run: Run, tasks: Collection[str], rule: str | None, say: Say) -
             truncated = np.array([CUT in document.facts for document in view.documents], bool)
             # A score of None becomes NaN
             values = np.array([document.score for document in view.documents], float)
-            task, right = TaskOutcomes(run, view, {}), values >= BEST
+            task = TaskOutcomes(run, view, {})
+            right = np.where((values >= 0) & (values <= BEST), values >= BEST, np.nan)
         for number, (key, value) in enumerate(zip(keys, values.tolist(), strict=True)):
-            known = None if np.isnan(value) else bool(right[number])
+            known = None if np.isnan(right[number]) else bool(right[number])
             task.documents[key] = DocumentOutcome(task, number, key, known, value, bool(truncated[number]))
         yield task
 

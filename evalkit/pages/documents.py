@@ -23,7 +23,7 @@ from evalkit.data.sampling import DocumentSample
 from evalkit.display import Say
 from evalkit.errors import RunError
 from evalkit.escape import in_json
-from evalkit.inspection.outcomes import DocumentName, TaskOutcomes, decisions, run_outcomes
+from evalkit.inspection.outcomes import DocumentName, TaskOutcomes, decisions, own_rule, run_outcomes
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import SEGMENTS
 
@@ -103,7 +103,7 @@ def document_data(
     for problem, listed in said.items():
         say(f"{', '.join(listed)}: {problem}")
     named = zip(names, runs, strict=True)
-    about_runs = [{"name": name, "id": run.manifest["id"], "rule": run.rule} for name, run in named]
+    about_runs = [{"name": name, "id": run.manifest["id"], "rule": own_rule(run)} for name, run in named]
     return DocumentData({"runs": about_runs, "segments": list(SEGMENTS), "tasks": tasks}, blocks)
 
 

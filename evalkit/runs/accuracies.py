@@ -6,7 +6,7 @@ Every accuracy has its n and standard error. Neither imports torch, nor runs a m
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -97,8 +97,10 @@ class Results:
 
 def summarise(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> Results:
     """Apply a rule to a score table; the manifest's "groups" name the averages. Tasks without choices are left out."""
-    single = single_answers(scores)
-    decisions = decide(_with_choices(scores), find_rule(rule))
+    single, chosen = single_answers(scores), with_choices(scores)
+    if single and not len(chosen):
+        raise UsageError(why_unusable(find_rule(rule), scores))
+    decisions = decide(chosen, find_rule(rule))
     given: dict[str, list[str]] = manifest["groups"]
     groups = {name: [task for task in tasks if task not in single] for name, tasks in given.items()}
     groups = {name: tasks for name, tasks in groups.items() if tasks}
@@ -119,7 +121,7 @@ def summarise(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> R
 
 def summarise_all(scores: pd.DataFrame, manifest: Mapping[str, Any]) -> dict[str, Results]:
     """Return results under every rule that the score table's tasks with choices support, by the rule's name."""
-    chosen = _with_choices(scores)
+    chosen = with_choices(scores)
     return {rule: summarise(scores, manifest, rule) for rule in available_rules(chosen)} if len(chosen) else {}
 
 
@@ -128,8 +130,14 @@ def available_rules(scores: pd.DataFrame) -> list[str]:
     return [rule.name for rule in all_rules() if why_unusable(rule, scores) is None]
 
 
-def _with_choices(scores: pd.DataFrame) -> pd.DataFrame:
+def with_choices(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a score table without tasks whose documents have one gold answer."""
     return scores[~scores["task"].isin(single)] if (single := single_answers(scores)) else scores
+
+
+def rule_beside(rules: Collection[str]) -> str | None:
+    """Return the rule of the accuracies beside a run's own outcome, of those that its tasks with choices support."""
+    return next((rule for rule in ("olmes", "olmo_core", "acc") if rule in rules), None)
 
 
 def better_forms(results: Results, forms: Mapping[str, Sequence[str]]) -> list[tuple[str, TaskResult]]:

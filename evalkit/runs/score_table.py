@@ -198,7 +198,10 @@ def outcome_key(outcome: str | None, rule: str | None) -> str | None:
 
 
 def with_default_rule(key: str | None, rule: str | None) -> str | None:
-    """Return a key under a default rule: that of accuracy, or of a margin without a rule."""
+    """Return a key under a default rule: that of accuracy, or of a margin without a rule.
+
+    The margin of runs with an outcome of their own is that of rule acc.
+    """
     if key is None:
         return rule
-    return f"{MARGIN}:{rule}" if key == MARGIN and rule else key
+    return f"{MARGIN}:{rule if outcome_of(rule) is None else 'acc'}" if key == MARGIN and rule else key

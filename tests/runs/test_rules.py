@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from lm_eval.api.metrics import mean_stderr
 from lm_eval.api.task import ConfigurableTask
 
-from evalkit.errors import UnknownNameError, UsageError
-from evalkit.runs.accuracies import document_outcomes, summarise
-from evalkit.runs.rules import RULES, decide
+from evalkit.errors import RunError, UnknownNameError, UsageError
+from evalkit.runs.accuracies import available_outcomes, better_forms, document_outcomes, summarise, summarise_all
+from evalkit.runs.rules import RULES, decide, why_unusable
 from evalkit.runs.score_table import OUTCOMES, outcome_key, outcome_of, with_default_rule
 from tests.comparison.made import scores_of
 from tests.tables.made import Choice, documents, table
@@ -40,11 +40,16 @@ BY_HAND = {
 }
 
 
+BY_TASK = {name for name, rule in RULES.items() if rule.by_task}
+"""Rules that apply each task's own rule."""
+OWN = [name for name in RULES if name not in BY_TASK]
+
+
 def predictions(frame: pd.DataFrame, rule: str) -> list[int]:
     return [int(choice) for choice in decide(frame, RULES[rule])["prediction"]]
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", OWN)
 def test_scores_follow_the_formula(rule: str) -> None:
     """A, B and C are chosen under different rules, so that a rule cannot pass for another."""
     document = table([choice | alone for choice, alone in zip((A, B, C), ALONE, strict=True)])
@@ -101,7 +106,7 @@ def test_lm_evals_rules_choose_as_lm_eval(drawn: list[list[Choice]]) -> None:
 
 
 @settings(max_examples=40)
-@given(documents, st.randoms(use_true_random=False), st.sampled_from(sorted(RULES)))
+@given(documents, st.randoms(use_true_random=False), st.sampled_from(OWN))
 def test_documents_are_decided_one_by_one(drawn: list[list[Choice]], dice: Any, rule: str) -> None:
     """In any order, each as if it were the only one; a copy of the best choice at the end is a tie and never wins."""
     together = predictions(table(*drawn), rule)
@@ -110,6 +115,71 @@ def test_documents_are_decided_one_by_one(drawn: list[list[Choice]], dice: Any, 
     assert predictions(table(*(drawn[i] for i in order)), rule) == [together[i] for i in order]
     doubled = table(*([*choices, choices[best]] for choices, best in zip(drawn, together, strict=True)))
     assert predictions(doubled, rule) == together and decide(doubled, RULES[rule])["tie"].all()
+
+
+# Rules of tasks
+
+OF_TASKS = {
+    # task: its rule in OLMES (arXiv 2406.08446), and in OLMo-core's evaluation
+    "arc_challenge_test_rc_5shot": ("pmi", "acc_norm"),
+    "csqa_val_rc_5shot": ("pmi", "acc_norm"),
+    "openbookqa_test_rc_5shot": ("pmi", "acc_norm"),
+    "arc_easy_test_rc_5shot": ("acc_norm", "acc_norm"),
+    "hellaswag_val_rc_5shot": ("acc_norm", "acc_norm"),
+    "piqa_val_rc_5shot": ("acc_norm", "acc_norm"),
+    "socialiqa_val_rc_5shot": ("acc_norm", "acc_norm"),
+    "mmlu_test_rc_5shot": ("acc_norm", "acc_norm"),
+    "boolq_val_rc_5shot": ("acc", "acc"),
+    "winogrande_val_rc_5shot": ("acc", "acc"),
+    "piqa_val_mc_5shot": ("acc", "acc"),
+    "basic_skills_pattern_rc_5shot": ("acc_token", "acc"),
+}
+DOCUMENT = [choice | alone for choice, alone in zip((A, B, C), ALONE, strict=True)]
+
+
+def test_a_rule_of_tasks_applies_to_each_its_own() -> None:
+    """The same document in every task: pmi chooses C, acc_norm B, acc A, acc_token C."""
+    assert {"olmes", "olmo_core"} == BY_TASK
+    frame = pd.concat([table(DOCUMENT, task=task) for task in OF_TASKS], ignore_index=True)
+    mixed = frame.sample(frac=1, random_state=3).sort_values("task", kind="stable")  # no order of rows or of the index
+    for number, rule in enumerate(("olmes", "olmo_core")):
+        expected = {task: BY_HAND[rules[number]] for task, rules in OF_TASKS.items()}
+        scores = RULES[rule].score(frame).reshape(-1, 3)
+        for task, row in zip(OF_TASKS, scores, strict=True):
+            np.testing.assert_allclose(row, expected[task], rtol=1e-12)
+        by_hand = [expected[task][choice] for task, choice in zip(mixed["task"], mixed["choice"], strict=True)]
+        np.testing.assert_allclose(RULES[rule].score(mixed), by_hand, rtol=1e-12)
+        assert predictions(frame, rule) == [int(np.argmax(expected[task])) for task in OF_TASKS]
+
+
+@settings(max_examples=20)
+@given(st.lists(documents, min_size=2, max_size=4), st.sampled_from(sorted(BY_TASK)))
+def test_a_rule_of_tasks_decides_as_these_rules_alone(drawn: list[list[list[Choice]]], rule: str) -> None:
+    tasks = list(OF_TASKS)[:: len(OF_TASKS) // len(drawn)][: len(drawn)]
+    parts = [table(*part, task=task) for task, part in zip(tasks, drawn, strict=True)]
+    together = predictions(pd.concat(parts), rule)
+    alone = [predictions(part, OF_TASKS[task][rule == "olmo_core"]) for task, part in zip(tasks, parts, strict=True)]
+    assert together == [choice for part in alone for choice in part]
+
+
+def test_rules_that_a_task_does_not_have() -> None:
+    """A task without a rule of its own, one whose rule needs an unconditional pass, and one with gold answers."""
+    known = table(DOCUMENT, task="piqa_val_rc_5shot")
+    with pytest.raises(UsageError, match=r"olmes.*made_up"):
+        decide(pd.concat([known, table(DOCUMENT)]), RULES["olmes"])
+    without = pd.concat([known, table([A, B], task="csqa_val_rc_5shot")])
+    with pytest.raises(UsageError, match=r"pmi.*--rule"):
+        decide(without, RULES["olmes"])
+    assert len(decide(without, RULES["olmo_core"])) == 2  # which does not need the pass
+    # An unconditional pass of whole tasks is none that lacks rows; of some rows of a task it is
+    half = pd.concat([known, table([DOCUMENT[0], B], task="csqa_val_rc_5shot")])
+    with pytest.raises(RunError, match="1 of its rows"):
+        decide(half, RULES["pmi"])
+    gold = pd.concat([known, table([A], task="gsm8k_gold_bpb_5shot")])
+    for rule in ("acc", "olmes", "pmi"):
+        assert "gsm8k_gold_bpb_5shot" in str(why_unusable(RULES[rule], gold))
+        with pytest.raises(UsageError, match="gsm8k_gold_bpb_5shot"):
+            decide(gold, RULES[rule])
 
 
 # Accuracies
@@ -172,6 +242,53 @@ def test_chance_ties_and_truncation_are_counted_by_document() -> None:
     tied, cut = [{"ll_continuation": -1.0}] * 3, [choice | {"truncated": 7} for choice in RIGHT]
     [result] = summarise(table(tied, tied, cut, RIGHT), manifest(G=["made_up"]), "acc").tasks
     assert (result.n, result.ties, result.truncated) == (4, 2, 1)
+
+
+def test_centred_accuracies_are_those_above_chance() -> None:
+    """CORE's measure (accuracy - chance) / (1 - chance), by task, then the mean over tasks."""
+    scores = pd.concat([task("a", 3, 1), task("b", 1, 4, extra=2)])  # chance 1/2 and 1/4
+    results = summarise(scores, manifest(G=["a"], H=["b"]), "acc")
+    a, b = (3 / 4 - 1 / 2) / (1 / 2), (1 / 5 - 1 / 4) / (3 / 4)
+    assert [result.centred for result in results.tasks] == [pytest.approx(a), pytest.approx(b)]
+    assert [average.centred for average in results.averages] == [pytest.approx(each) for each in (a, b, (a + b) / 2)]
+    errors = math.sqrt(3 / 16 / 3) / (1 / 2), math.sqrt(4 / 25 / 4) / (3 / 4)
+    assert results.average.centred_stderr == pytest.approx(math.hypot(*errors) / 2)
+
+
+def test_the_better_form_counts() -> None:
+    scores = pd.concat(
+        [task("a_rc", 3, 1), task("a_mc", 2, 2), task("b_rc", 1, 1), task("b_mc", 2, 0), task("c", 1, 0)]
+    )
+    names = ["a_rc", "a_mc", "b_rc", "b_mc", "c"]
+    results = summarise(scores, manifest(G=names), "acc")
+    forms = {"A": ["a_rc", "a_mc"], "B": ["b_rc", "b_mc"], "C": ["c", "absent"], "D": ["absent"]}
+    assert [(name, result.task, result.accuracy) for name, result in better_forms(results, forms)] == [
+        ("A", "a_rc", 3 / 4), ("B", "b_mc", 1.0), ("C", "c", 1.0)
+    ]  # fmt: skip
+
+
+def test_tasks_with_gold_answers_have_outcomes_and_no_accuracy() -> None:
+    """In a table of both kinds rules are those of the tasks with choices; averages count these only."""
+    gold = table(*[[A | {"greedy": right}] for right in (True, False, False, True)], task="gold")
+    both, groups = pd.concat([task("a", 3, 1), gold, task("b", 1, 1)]), manifest(G=["a", "gold"], H=["gold2"], I=["b"])
+    both = pd.concat([both, gold.assign(task="gold2", subtask="gold2")])
+    results = summarise(both, groups, "acc")
+    assert [(each.name, each.accuracy) for each in results.averages] == [("G", 3 / 4), ("I", 1 / 2), ("Average", 5 / 8)]
+    assert {"acc", "ppl", "acc_norm"} <= set(summarise_all(both, groups)) and summarise_all(gold, groups) == {}
+    with pytest.raises(UsageError, match=r"acc.* gold "):
+        summarise(gold, manifest(G=["gold"]), "acc")
+    assert values(gold, "greedy_match").tolist() == [1, 0, 0, 1]
+    assert values(gold, "log_likelihood").tolist() == [-6] * 4
+    np.testing.assert_allclose(values(both, "bits_per_byte")[4:8], 6 / math.log(2) / 12, rtol=1e-12)
+    for name in ("log_loss", "brier", "margin"):
+        for frame in (gold, both):
+            with pytest.raises(UsageError, match=f"{name}.* gold "):
+                values(frame, name)
+    with pytest.raises(UsageError, match=r"greedy_match.* a "):
+        values(both, "greedy_match")
+    names = [[outcome.name for outcome in available_outcomes(frame)] for frame in (gold, both, task("a", 1, 1))]
+    of_one = ["bits_per_byte", "log_likelihood"]
+    assert names == [[*of_one, "greedy_match"], of_one, [name for name in OUTCOMES if name != "greedy_match"]]
 
 
 # Continuous outcomes
@@ -253,6 +370,7 @@ def test_extreme_tables_and_margins_that_do_not_exist() -> None:
 
 def test_outcomes_are_better_in_the_direction_that_they_say() -> None:
     sure, unsure = (table_of([[(gold, 3, 1), (-3.0, 3, 1)]], [0]) for gold in (-1.0, -2.5))
+    sure["greedy"], unsure["greedy"] = True, False
     for name, outcome in OUTCOMES.items():
         assert (values(sure, name)[0] > values(unsure, name)[0]) == outcome.higher_is_better, name
 

@@ -10,7 +10,15 @@ from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.data.requests import request_tasks
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.runs.folder import Run
-from evalkit.runs.score_table import ACCURACY, CLUSTER, MARGIN, OUTCOMES, ContinuousOutcome, outcome_of
+from evalkit.runs.score_table import (
+    ACCURACY,
+    CLUSTER,
+    MARGIN,
+    OUTCOMES,
+    ContinuousOutcome,
+    outcome_of,
+    with_default_rule,
+)
 from evalkit.runs.traits import is_imported
 from evalkit.stats.estimates import error_of_average, error_of_mean
 
@@ -163,8 +171,8 @@ def _means(manifest: Mapping[str, Any], measure: Measure, values: Floats, task_o
 
 
 def _outcome_measure(key: str, manifest: Mapping[str, Any]) -> Measure:
-    outcome, of_rule = _outcome(key)
-    name = outcome.title + (f", rule {of_rule or manifest['rule']}" if outcome.name == MARGIN else "")
+    outcome, of_rule = _outcome(key, manifest)
+    name = outcome.title + (f", rule {of_rule}" if outcome.name == MARGIN else "")
     words = f"{name}: {outcome.description}; {_DIRECTION[outcome.higher_is_better]}"
     return Measure(words, True, name, outcome.bounds, outcome.higher_is_better, resolution=_RESOLUTION)
 
@@ -173,13 +181,13 @@ def _outcomes(scores: pd.DataFrame, manifest: Mapping[str, Any], key: str) -> Fl
     from evalkit.runs.accuracies import document_outcomes
     from evalkit.runs.rules import find_rule
 
-    outcome, of_rule = _outcome(key)
-    rule = find_rule(of_rule or str(manifest["rule"])) if outcome.name == MARGIN else None
+    outcome, of_rule = _outcome(key, manifest)
+    rule = find_rule(str(of_rule)) if outcome.name == MARGIN else None
     return document_outcomes(scores, outcome, rule)
 
 
-def _outcome(key: str) -> tuple[ContinuousOutcome, str | None]:
-    if (outcome_and_rule := outcome_of(key)) is None:
+def _outcome(key: str, manifest: Mapping[str, Any]) -> tuple[ContinuousOutcome, str | None]:
+    if (outcome_and_rule := outcome_of(str(with_default_rule(key, str(manifest["rule"]))))) is None:
         raise UnknownNameError("outcome", key, OUTCOMES)
     return outcome_and_rule
 

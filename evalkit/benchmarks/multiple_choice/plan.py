@@ -27,6 +27,7 @@ from evalkit.benchmarks.prompt_variants import PROMPT_VARIANTS
 from evalkit.benchmarks.prompt_variants.prompt_sets import Order, PromptSet, in_orders, load_prompts, orders_of
 from evalkit.benchmarks.request import DEFAULT_SUITE, SuiteRequest, numerics, provenance, remembered, shared_library
 from evalkit.data import Library
+from evalkit.data.requests import request_tasks
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, RunError, UsageError
 from evalkit.models.loading.locate import Checkpoint
@@ -68,7 +69,8 @@ def resolve_suite(request: SuiteRequest, say: Say) -> Suite | None:
     others = [task for task in request.tasks if task not in default.tasks]
     if not others and request.include_path is None:
         return choose_tasks(default, request.tasks)
-    if request.template is not None or request.rule is not None or request.vary:
+    are_requests = bool(others) and set(request.tasks) <= set(request_tasks())
+    if request.template is not None or request.rule is not None or request.vary or are_requests:
         if not request.tasks:
             raise UsageError("lm-eval's tasks must be named: --tasks sciq,arc_easy")
         return suite_of("tasks", request.tasks, request.include_path)
@@ -83,7 +85,8 @@ def resolve_suite(request: SuiteRequest, say: Say) -> Suite | None:
 def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
     """Validate a request for a suite and make its plan; its template, rule and examples override the suite's."""
     suite = with_fewshot(suite, suite.num_fewshot if request.num_fewshot is None else request.num_fewshot)
-    template = load_template(request.template or suite.template or "inst")
+    are_requests = set(suite.tasks) == set(suite.requested)
+    template = load_template(request.template or suite.template or ("requests" if are_requests else "inst"))
     prompts = load_prompts(request.vary, template)
     checkpoint = request.model.locate(say)
     library = shared_library(request, say)
@@ -107,6 +110,11 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
         if others:
             randomness = remembered("randomness", key, random_state)
     rule, unconditional = _own_key(request.rule or suite.rule, prompts.templates.values(), suite.tasks, requests)
+    if request.vary and outcome_of(rule) is not None:
+        raise UsageError(
+            f"--vary compares accuracies under several prompts, and suite {suite.name} is measured in {rule}; leave "
+            "out --vary, or choose --tasks with choices"
+        )
     specification = {
         **numerics(request.model, checkpoint, request.limit, say),
         **request.selection.specification,

@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.multiple_choice.tasks import LeafTask, Question
-from evalkit.data.requests import RequestDocument, RequestFile, own_file, request_tasks, wheel_files
+from evalkit.data.requests import RequestDocument, RequestFile, are_cached, own_file, request_tasks, wheel_files
 from evalkit.errors import DataError
 
 if TYPE_CHECKING:
@@ -63,6 +63,13 @@ def load_requests(suite: Suite, library: Library, say: Say) -> dict[str, Request
         task: _of_file(task, files[task]) if task in files else _of_mmlu(task, request_tasks()[task], library)
         for task in suite.requested
     }
+
+
+def are_here(task: str, library: Library) -> bool:
+    """Whether the requests of evalkit's own task can be read without a download."""
+    about = request_tasks()[task]
+    built_of = () if about.file else (about.documents, _MMLU_EXAMPLES)
+    return all(library.where(name).path for name in built_of) if built_of else are_cached()
 
 
 def _of_file(task: str, file: RequestFile) -> Requests:

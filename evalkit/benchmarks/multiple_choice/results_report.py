@@ -29,6 +29,7 @@ from evalkit.runs.accuracies import (
     available_outcomes,
     average_of,
     better_forms,
+    rule_beside,
     summarise_all,
 )
 from evalkit.runs.folder import Run
@@ -97,7 +98,7 @@ def _outcome_report(run: Run, key: str, seconds: Mapping[str, float] | None, det
     manifest, comparable = run.manifest, ComparableChoices(run)
     metrics, by_rule = outcome_metrics(comparable, key), summarise_all(run.scores, manifest)
     averages, measure = outcome_averages(manifest, metrics), comparable.measure(key)
-    chosen = next((by_rule[rule] for rule in ("olmes", "acc") if rule in by_rule), None)
+    chosen = by_rule[beside] if (beside := rule_beside(by_rule)) else None
     accuracies = {result.task: percent(result.accuracy) for result in chosen.tasks} if chosen else {}
     by_task = {metric.task: metric for metric in metrics}
 

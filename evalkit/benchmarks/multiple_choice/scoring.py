@@ -156,7 +156,9 @@ Setup = dict[Template, list[Question]]
 def setup_of(plan: ChoicePlan) -> Setup:
     setup: Setup = {}
     for part in plan.parts:
-        setup.setdefault(part.template, []).extend(part.questions[:_CANDIDATES])
+        single = [question for question in part.questions[_CANDIDATES:] if len(question.continuations) == 1]
+        # Of a task in which few documents have one answer, one of these too: it needs the argmax
+        setup.setdefault(part.template, []).extend([*part.questions[:_CANDIDATES], *single[:1]])
     return setup
 
 

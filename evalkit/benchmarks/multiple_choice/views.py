@@ -8,25 +8,40 @@ those that were scored.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.benchmarks.document_views import ChoiceText, ChoiceView, DocumentKey, Piece, choice_text, common_prefix
+from evalkit.benchmarks.document_views import (
+    CUT,
+    AnsweredDocument,
+    AnswerView,
+    ChoiceText,
+    ChoiceView,
+    DocumentKey,
+    Piece,
+    TaskView,
+    choice_text,
+    common_prefix,
+)
 from evalkit.benchmarks.lm_eval.views import NO_SAMPLES, stored_texts
 from evalkit.benchmarks.multiple_choice.suites import pinned_tasks, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import stored_template
 from evalkit.benchmarks.request import remembered
 from evalkit.data import Library
+from evalkit.data.requests import request_tasks
 from evalkit.data.sampling import FirstDocuments, selection_of
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, EvalkitError
 from evalkit.escape import printable
+from evalkit.reporting.decimals import fixed
 from evalkit.reporting.terminal import COLOURS
-from evalkit.runs.accuracies import available_rules
+from evalkit.runs.accuracies import available_rules, with_choices
 from evalkit.runs.folder import Run
+from evalkit.runs.rules import single_answers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +55,8 @@ Texts = Mapping[DocumentKey, ChoiceText]
 _WITHOUT_TEMPLATE = "the texts are those of lm-eval's sample files, without the template's own texts"
 _WITHOUT_MARKERS = "the markers of the tokenizer's chat template are left out"
 _BOS, _EOS = "[BOS]", "[EOS]"
+_REQUESTS = "requests "
+"""Beginning of the source of a user's own requests."""
 
 
 def shown_prompts(plan: ChoicePlan, count: int, say: Say) -> Iterator[str]:
@@ -78,13 +95,33 @@ def _prompt_text(encoded: EncodedQuestion, tokenizer: Any) -> str:
     return "\n".join(lines)
 
 
-def choice_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[ChoiceView]:
-    """Yield the tasks of a finished run. Arguments and errors: see `Benchmark.views`."""
-    rules = tuple(available_rules(run.scores))
+def choice_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+    """Yield the tasks of a finished run. Arguments and errors: see `Benchmark.views`.
+
+    Documents with one gold answer have no decisions: their score is the gold answer's log-likelihood.
+    """
+    rules, single = tuple(available_rules(with_choices(run.scores))), single_answers(run.scores)
     for task, table in run.scores.groupby("task", sort=False):
         if not tasks or task in tasks:
             texts, problem = _texts(run, str(task), table, say)
-            yield ChoiceView(str(task), table.reset_index(drop=True), rules, texts, problem)
+            if task in single:
+                documents = [
+                    _measured(row, texts.get((row["subtask"], row["doc_id"]))) for row in table.to_dict("records")
+                ]
+                yield AnswerView(str(task), "log-likelihood of the gold answer in bits per byte", documents, problem)
+            else:
+                yield ChoiceView(str(task), table.reset_index(drop=True), rules, texts, problem)
+
+
+def _measured(row: Mapping[Any, Any], text: ChoiceText | None) -> AnsweredDocument:
+    bits = row["ll_continuation"] / math.log(2) / row["bytes"]
+    facts = {"log-likelihood": fixed(row["ll_continuation"], 3), "bytes": f"{row['bytes']:,}"}
+    if row["greedy"] is not None:
+        facts["greedy decoding gives it"] = "yes" if row["greedy"] else "no"
+    facts |= {CUT: f"{row['truncated']:,} tokens of the context"} if row["truncated"] else {}
+    prompt = tuple(piece for piece in text.common if piece.segment != "continuation") if text else ()
+    references = text.options if text else ()
+    return AnsweredDocument(row["subtask"], str(row["doc_id"]), references, "", bits, prompt, facts)
 
 
 def _texts(run: Run, task: str, table: pd.DataFrame, say: Say) -> tuple[Texts, str]:
@@ -145,9 +182,14 @@ def _questions(run: Run, task: str, say: Say) -> list[Question]:
     """Return the questions of a pinned task as the run had them, from a local source; nothing is downloaded."""
     from evalkit.benchmarks.multiple_choice.tasks import pinned_questions
 
+    specification = run.manifest["specification"]
+    control, selection = specification.get("control"), selection_of(specification)
+    source = run.manifest["documents"][task]["source"]
+    if source.startswith(_REQUESTS) or task in request_tasks():
+        key = task, source, json.dumps([specification["documents"][task], control, selection.specification])
+        return remembered("questions of views", key, lambda: _requested(run, task, source, say), most=1)
     if task not in pinned_tasks():
         raise DataError(f"the task files of {task} are not evalkit's own, so its documents are not read again")
-    specification = run.manifest["specification"]
     suite = with_fewshot(suite_of("documents", [task]), specification.get("num_fewshot", 0))
     expected = {suite.documents.get(task, task): specification["documents"][task]}
     if suite.num_fewshot:
@@ -166,13 +208,31 @@ def _questions(run: Run, task: str, say: Say) -> list[Question]:
                     lacking.append(f"the documents of {name} from {loaded.source} {hashes} ({content_hash[:12]})")
             if not lacking:
                 with doing(f"rendering {task}"):
-                    return pinned_questions(suite, library, selection_of(specification))[task]
+                    return pinned_questions(suite, library, selection, control=control)[task]
             problems += lacking
         raise DataError("; ".join(dict.fromkeys(problems)))
 
     # Runs of the same documents are read one after the other
-    about = [specification.get(name) for name in ("num_fewshot", "limit", "sample", "seed")]
+    about = [specification.get(name) for name in ("num_fewshot", "limit", "sample", "seed", "control")]
     return remembered("questions of views", (task, json.dumps([expected, about])), load, most=1)
+
+
+def _requested(run: Run, task: str, source: str, say: Say) -> list[Question]:
+    """Return the questions of a task of requests as the run had them; nothing is downloaded."""
+    from evalkit.benchmarks.multiple_choice.requests import are_here, load_requests
+    from evalkit.benchmarks.multiple_choice.tasks import pinned_questions
+
+    specification, is_own = run.manifest["specification"], source.startswith(_REQUESTS)
+    files = {task: Path(source.removeprefix(_REQUESTS))} if is_own else {}
+    suite = suite_of("documents", [task]).model_copy(update={"requests": files})
+    for library in _libraries(run.manifest, say):
+        if not is_own and not are_here(task, library):
+            raise DataError(f"the requests of {task} are not on this machine: evalkit data --fetch downloads them")
+        requests = load_requests(suite, library, say)
+        if requests[task].content_hash == specification["documents"][task]:
+            about = selection_of(specification), requests, specification.get("control")
+            return pinned_questions(suite, library, *about)[task]
+    raise DataError(f"the requests of {task} from {source} are not those that were scored")
 
 
 def _libraries(manifest: Mapping[str, Any], say: Say) -> Iterator[Library]:
