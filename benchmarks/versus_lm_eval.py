@@ -23,7 +23,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -42,8 +42,8 @@ from evalkit.benchmarks.multiple_choice.prompts import (
     question_rows,
     question_sequences,
 )
+from evalkit.benchmarks.multiple_choice.questions import load_questions
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, with_fewshot
-from evalkit.benchmarks.multiple_choice.tasks import load_questions
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
 from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
@@ -56,6 +56,8 @@ from evalkit.scoring.pack import batches_of
 BATCH_SIZES = (4, 8, 16, 32)
 """Batch sizes of lm-eval's model; the fastest is used."""
 GPU_BATCH_SIZES = (16, 32, 64, 128)
+CLOCK: Callable[[], float] = time.perf_counter
+"""Of `timed`. `time.process_time` counts a single thread's seconds on a CPU that other processes use too."""
 
 
 @dataclass
@@ -209,11 +211,11 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     """Return (seconds, result)."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    started = time.perf_counter()
+    started = CLOCK()
     result = work()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.perf_counter() - started, result
+    return CLOCK() - started, result
 
 
 def memory_now(device: Any) -> int:
@@ -245,9 +247,9 @@ def watching(device: Any) -> Iterator[list[int]]:
 
 
 def best_peer(
-    loaded: Any, sample: list[EncodedQuestion], protocol: str
+    loaded: Any, sample: list[EncodedQuestion], protocol: str, sizes: Sequence[int] = ()
 ) -> Callable[[list[EncodedQuestion]], list[float]]:
-    """Return lm-eval's model at the fastest of its batch sizes."""
+    """Return lm-eval's model at the fastest of its batch sizes, by default `BATCH_SIZES` or `GPU_BATCH_SIZES`."""
     from lm_eval.models.huggingface import HFLM
 
     # It warns at each batch size that the model is already loaded
@@ -267,8 +269,8 @@ def best_peer(
         return pairs
 
     # Four choices a question, so that the largest batch is a full one
-    sizes, asked = (GPU_BATCH_SIZES, 64) if loaded.model.device.type == "cuda" else (BATCH_SIZES, 24)
-    times = {size: timed(lambda size=size: scorer(size)(sample[:asked]))[0] for size in sizes}
+    defaults, asked = (GPU_BATCH_SIZES, 64) if loaded.model.device.type == "cuda" else (BATCH_SIZES, 24)
+    times = {size: timed(lambda size=size: scorer(size)(sample[:asked]))[0] for size in sizes or defaults}
     best = min(times, key=lambda size: times[size])
     note(f"lm-eval's best batch size: {best} ({', '.join(f'{s}: {t:.1f} s' for s, t in times.items())})")
     return scorer(best)

@@ -25,6 +25,7 @@ DENSE_TOKENS = 512
 """Maximum tokens of a batch under the dense kernel, whose attention grows quadratically with the batch."""
 _LONGEST = 4096
 """Maximum tokens of sequences in the start-up check; longer sequences are checked when they occur."""
+_NO_MEMORY = "out of memory in the check at that length"
 _LEAST_ROW = 256
 _LEAST_LONGEST = 64
 """Minimum tokens of their longest sequence, where the context window allows it."""
@@ -171,16 +172,18 @@ class Engine:
         """Return why prefixes cannot be shared at these lengths, or ""; checked now where it has not been before."""
         if lengths.row <= self._checked.row and lengths.longest <= self._checked.longest:
             return ""
-        # Rounded up, so that a few checks cover all lengths
-        row = max(_rounded_up(lengths.row), self._checked.row, _LEAST_ROW)
-        longest = min(max(_rounded_up(lengths.longest), _LEAST_LONGEST), self._reach)
-        rounded = BatchLengths(row, max(longest, lengths.longest, self._checked.longest))
-        if rounded not in self._failures:
-            try:
-                self._failures[rounded] = self._checks.sharing(self.kernel, rounded, is_first=False)
-            except TooManyTokens:
-                refuse_to_split(f"the check of {rounded.row} tokens a batch")
-                self._failures[rounded] = "out of memory in the check at that length"
+        # Rounded up, so that a few checks cover all lengths; memory may hold the smaller step only
+        for steps in (1, 4):
+            rounded = self._above(lengths, steps)
+            if rounded not in self._failures:
+                try:
+                    self._failures[rounded] = self._checks.sharing(self.kernel, rounded, is_first=False)
+                except TooManyTokens:
+                    self._failures[rounded] = _NO_MEMORY
+            if self._failures[rounded] != _NO_MEMORY:
+                break
+        else:
+            refuse_to_split(f"the check of {rounded.row} tokens a batch")
         if failure := self._failures[rounded]:
             self._say_once(
                 "lengths",
@@ -188,6 +191,11 @@ class Engine:
                 f"shared ({failure}); such sequences are scored one at a time, which is several times slower",
             )
         return failure
+
+    def _above(self, lengths: BatchLengths, steps: int) -> BatchLengths:
+        row = max(_rounded_up(lengths.row, steps), self._checked.row, _LEAST_ROW)
+        longest = min(max(_rounded_up(lengths.longest, steps), _LEAST_LONGEST), self._reach)
+        return BatchLengths(row, max(longest, lengths.longest, self._checked.longest))
 
     def _say_once(self, kind: str, line: str) -> None:
         if kind not in self._reported:
@@ -221,7 +229,7 @@ def _is_finite(item: SequenceSet, members: list[Scores]) -> bool:
     return all(bool(np.isfinite(scores.logprobs[1:][mask[1:]]).all()) for mask, scores in pairs)
 
 
-def _rounded_up(length: int) -> int:
-    """Round up to the next of four steps between powers of two."""
-    step = max(1, (1 << length.bit_length()) // 8)
+def _rounded_up(length: int, steps: int) -> int:
+    """Round up to the next of so many steps between powers of two."""
+    step = max(1, (1 << (length - 1).bit_length()) // (2 * steps))
     return -(-length // step) * step

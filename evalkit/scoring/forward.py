@@ -78,8 +78,9 @@ class OutputHead:
         if columns is None or columns == slice(0, self.module.weight.shape[0]):
             logits: torch.Tensor = self.module(states)
         else:
-            bias = None if self.module.bias is None else self.module.bias[columns]
-            logits = torch.nn.functional.linear(states, self.module.weight[columns], bias)
+            # States are wider than the weights in the check of a half-precision head, whose module is not called here
+            bias = None if self.module.bias is None else self.module.bias[columns].to(states.dtype)
+            logits = torch.nn.functional.linear(states, self.module.weight[columns].to(states.dtype), bias)
         if scaling := getattr(self._config, "logits_scaling", None):  # Granite
             logits = logits / scaling
         if scale := getattr(self._config, "logit_scale", None):  # Cohere

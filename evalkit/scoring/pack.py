@@ -257,38 +257,70 @@ def _trunk(sequences: Sequences, items: Places) -> int:
 
 
 def _grouped(sequences: Sequences, order: Places, budget: int) -> list[Places]:
-    """Group items, in order: one array for each group whose own trunk saves tokens, one for all others."""
+    """Group items, in order: one array for each part whose own trunk saves tokens, one for all others.
+
+    A part is what a group has between neighbours that share no trunk: contexts that are truncated on the left lack the
+    prefix of all others.
+    """
     names = np.unique(np.asarray(sequences.groups, dtype=object).astype(str), return_inverse=True)[1][order]
     members = [order[names == name] for name in dict.fromkeys(names.tolist())]
-    if len(members) == 1:
-        return members
+    parts = [part for group in members for part in _large_parts(sequences, group, budget)]
+    if not parts or len(parts[0]) == len(order):
+        return [order]
     common = _trunk(sequences, order)
     single: list[Places] = []
-    pooled: list[Places] = []
-    for group in members:
-        length = _trunk(sequences, group)
-        # Inside a batch the tree shares the prefix anyway
-        batches = ceil(int((sequences.nodes[group] - length).sum()) / budget)
-        (single if (batches - 1) * (length - common) >= MIN_SAVING else pooled).append(group)
-    kept = np.isin(order, np.concatenate(pooled)) if pooled else np.zeros(len(order), bool)
-    return [*single, *([order[kept]] if pooled else [])]
+    for part in parts:
+        length = _trunk(sequences, part)
+        # Each batch would compute the prefix again, and have less room for items
+        room = max(1, budget - (length - common))
+        batches = min(len(part), ceil(int((sequences.nodes[part] - length).sum()) / room))
+        if (batches - 1) * (length - common) >= MIN_SAVING:
+            single.append(part)
+    pooled = order[~np.isin(order, np.concatenate(single))] if single else order
+    return [*single, *([pooled] if len(pooled) else [])]
+
+
+def _large_parts(sequences: Sequences, items: Places, budget: int) -> Iterator[Places]:
+    """Yield the parts of a group that do not fit in a batch."""
+    starts = np.flatnonzero(np.append(True, _shared(sequences, items)[1:] < MIN_TRUNK))
+    stops = np.append(starts[1:], len(items))
+    large = np.add.reduceat(sequences.nodes[items], starts) > budget
+    for start, stop in zip(starts[large].tolist(), stops[large].tolist(), strict=True):
+        yield items[start:stop]
+
+
+def _shared(sequences: Sequences, items: Places) -> Places:
+    """Return the number of tokens that each item shares with the item before, [items]; 0 for the first.
+
+    Those that the first sequences share, or the last ones if more: with a sequence without the question, only one of
+    the two has the context.
+    """
+    paths = []
+    for of_item in sequences.extremes:
+        before, after = of_item[items[:-1]], of_item[items[1:]]
+        inputs = np.minimum(sequences.lengths[before], sequences.lengths[after]) - 1
+        paths.append(np.minimum(sequences.common(before, after), inputs))
+    return np.append(0, np.maximum(*paths))
 
 
 def _cut(sequences: Sequences, items: Places, budget: int) -> Iterator[PlannedBatch]:
+    """Cut items into the least possible number of batches of like sizes, where neighbours share few tokens."""
     # In a single batch the tree shares the prefix anyway
     trunk = _trunk(sequences, items) if int(sequences.nodes[items].sum()) > budget else 0
-    firsts = sequences.extremes[0][items]
-    fresh = (sequences.nodes[items] - trunk).tolist()
-    shared = [0, *(sequences.common(firsts[:-1], firsts[1:]) - trunk).tolist()]
-    numbers = items.tolist()
-    total = sum(fresh) - sum(shared)
-    # The least possible number of batches, none of them almost empty
-    size = total / max(1, ceil(total / budget))
-    start = tokens = 0
-    for i in range(len(numbers)):
-        added = fresh[i] - (shared[i] if i > start else 0)
-        if i > start and (tokens + added > budget or tokens + added / 2 > size):
-            yield PlannedBatch(trunk, tuple(numbers[start:i]))
-            start, tokens, added = i, 0, fresh[i]
-        tokens += added
-    yield PlannedBatch(trunk, tuple(numbers[start:]))
+    shared = np.maximum(_shared(sequences, items) - trunk, 0)
+    # Tokens of the items before each, if all were in one batch
+    before = np.append(0, np.cumsum(sequences.nodes[items] - trunk - shared))
+    numbers, start = items.tolist(), 0
+    while start < len(numbers):
+        # A batch computes again what it shares with the batch before
+        offset = before[start] - shared[start]
+        stop = max(start + 1, int(np.searchsorted(before, budget + offset, side="right")) - 1)
+        if stop < len(numbers):
+            total = before[-1] - offset
+            size = total / ceil(total / budget)
+            stops = slice(start + 1, stop + 1)
+            cost = shared[stops] + MIN_SAVING * np.abs(before[stops] - offset - size) / size
+            # The last of equal costs
+            stop -= int(np.argmin(cost[::-1]))
+        yield PlannedBatch(trunk, tuple(numbers[start:stop]))
+        start = stop

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from evalkit.benchmarks.multiple_choice.questions import load_questions
 from evalkit.benchmarks.multiple_choice.suites import load_suite
-from evalkit.benchmarks.multiple_choice.tasks import load_questions
 from evalkit.data import SUBJECTS, TASKS, Library
 from evalkit.data.sampling import DocumentSample, FirstDocuments, clusters_of
 from evalkit.data.sources import find, read

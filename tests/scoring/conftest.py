@@ -18,7 +18,7 @@ from evalkit.benchmarks.multiple_choice.prompts import (
     question_rows,
     question_sequences,
 )
-from evalkit.benchmarks.multiple_choice.tasks import Question
+from evalkit.benchmarks.multiple_choice.questions import Question
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Template, load_template
 from evalkit.models.loading.load import LoadedModel
 from evalkit.runs.score_table import ScoreRow

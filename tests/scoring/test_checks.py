@@ -399,6 +399,28 @@ def test_a_verdict_is_kept_for_an_architecture(comparisons: Callable[[], int], t
         assert again().shares and comparisons()
 
 
+def test_few_checks_cover_many_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs several forward passes; where memory does not hold the greatest length, a smaller one is checked."""
+    real, ran = SharingCheck.sharing, list[int]()
+    for most, greatest, checks in ((1024, 1000, 1), (700, 600, 1), (560, 600, 0)):
+
+        def limited(own: SharingCheck, kernel: str, lengths: Any, most: int = most) -> str:
+            if lengths.row > most:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            ran.append(lengths.row)
+            return real(own, kernel, lengths)
+
+        monkeypatch.setattr(SharingCheck, "sharing", limited)
+        model = model_of("llama")
+        engine, said = checked(model, 300)
+        ran.clear()
+        for length in range(540, greatest + 1, 60):
+            [batch] = batches_of(item(length), engine.budget)
+            engine.score(batch)
+        assert len(ran) == checks
+        assert bool(said) == (not checks)  # a warning that these sequences are scored one at a time
+
+
 def test_checks_of_weights_are_kept_for_their_files_and_failed_ones_never(
     comparisons: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from functools import reduce
-from itertools import pairwise, takewhile
+from itertools import accumulate, pairwise, takewhile
 from math import ceil
 
 import numpy as np
@@ -157,31 +157,41 @@ def expected_plan(items: Lists, groups: list[str], budget: int) -> list[tuple[in
         length = max(0, min(len(reduce(common, whole)), min(map(len, whole)) - 2))
         return length if length >= MIN_TRUNK else 0
 
-    by_group: dict[str, list[int]] = {}
-    for number in order:
-        by_group.setdefault(groups[number], []).append(number)
+    def shared(a: int, b: int) -> int:
+        sides = [(lists[a][side][:-1], lists[b][side][:-1]) for side in (0, -1)]
+        return max(len(common(left, right)) for left, right in sides)
+
+    parts: list[list[int]] = []
+    for group in dict.fromkeys(groups[number] for number in order):
+        members = [number for number in order if groups[number] == group]
+        for before, number in zip([None, *members], members, strict=False):
+            if before is None or shared(before, number) < MIN_TRUNK:
+                parts.append([])
+            parts[-1].append(number)
     single = []
-    for members in by_group.values():
-        batches = ceil(sum(nodes(lists[number]) - trunk(members) for number in members) / budget)
-        if len(by_group) == 1 or (batches - 1) * (trunk(members) - trunk(order)) >= MIN_SAVING:
+    for members in parts:
+        saved, own = trunk(members) - trunk(order), sum(nodes(lists[number]) - trunk(members) for number in members)
+        batches = min(len(members), ceil(own / max(1, budget - saved)))
+        too_large = sum(nodes(lists[number]) for number in members) > budget
+        if len(members) == len(order) or (too_large and (batches - 1) * saved >= MIN_SAVING):
             single.append(members)
     pooled = [number for number in order if not any(number in members for members in single)]
     planned = []
     for members in [*single, *([pooled] if pooled else [])]:
         length = trunk(members) if sum(nodes(lists[number]) for number in members) > budget else 0
-        fresh = {number: nodes(lists[number]) - length for number in members}
-        shared = {b: len(common(lists[a][0], lists[b][0])) - length for a, b in pairwise(members)}
-        total = sum(fresh.values()) - sum(shared.values())
-        size = total / max(1, ceil(total / budget))
-        batch, tokens = [], 0
-        for number in members:
-            added = fresh[number] - (shared[number] if batch else 0)
-            if batch and (tokens + added > budget or tokens + added / 2 > size):
-                planned.append((length, batch))
-                batch, tokens, added = [], 0, fresh[number]
-            batch = [*batch, number]
-            tokens += added
-        planned.append((length, batch))
+        again = {b: max(0, shared(a, b) - length) for a, b in pairwise(members)} | {members[0]: 0}
+        fresh = {number: nodes(lists[number]) - length - again[number] for number in members}
+        while members:
+            sizes = list(accumulate([again[members[0]], *(fresh[number] for number in members)]))[1:]
+            fitting = max(1, sum(size <= budget for size in sizes))
+            best = len(members)
+            if fitting < len(members):
+                like = sizes[-1] / ceil(sizes[-1] / budget)
+                costs = {count: again[members[count]] + MIN_SAVING * abs(sizes[count - 1] - like) / like
+                         for count in range(1, fitting + 1)}  # fmt: skip
+                best = max(count for count in costs if costs[count] == min(costs.values()))
+            planned.append((length, members[:best]))
+            members = members[best:]
     return planned
 
 
@@ -199,6 +209,62 @@ def test_batches_are_those_of_a_plan_by_loops(seed: int) -> None:
             assert "tree" not in vars(other) and other.items == batch.items
             assert other.tree.tokens.tolist() == batch.tree.tokens.tolist()
     assert plan(sequences_of([]), 5) == []
+
+
+def distinct(items: Lists) -> int:
+    return nodes([sequence for item in items for sequence in item])
+
+
+def computed(items: Lists, budget: int) -> tuple[int, list[int]]:
+    """Tokens of all batches and of their trunks, each run once where batches follow each other; and the trunks."""
+    batches = batches_of(sequences_of(items), budget)
+    trunks = [batch.trunk.tolist() for batch in batches]
+    runs = [trunk for before, trunk in pairwise([[], *trunks]) if trunk != before]
+    return sum(len(batch.tree.tokens) for batch in batches) + sum(map(len, runs)), list(map(len, trunks))
+
+
+def test_truncated_contexts_do_not_cost_others_their_trunk() -> None:
+    """Contexts that lost their left end share no prefix; those of a task that are whole share the solved examples."""
+    dice = np.random.default_rng(0)
+    examples = dice.integers(0, 500, 300).tolist()
+    whole = [[[*examples, *dice.integers(0, 500, 60).tolist()]] for _ in range(50)]
+    truncated = [[dice.integers(0, 500, 340).tolist()] for _ in range(6)]
+    tokens, trunks = computed([*truncated, *whole], budget=1000)
+    assert max(trunks) == 300
+    assert tokens <= distinct([*truncated, *whole]) + 2 * MIN_TRUNK
+
+
+def test_a_prefix_that_fills_a_batch_is_computed_once() -> None:
+    dice = np.random.default_rng(1)
+    examples = dice.integers(0, 500, 900).tolist()
+    few = [[[*examples, *dice.integers(0, 500, 70).tolist()]] for _ in range(2)]
+    others = [[dice.integers(0, 500, 80).tolist()] for _ in range(40)]
+    sequences = sequences_of([*few, *others], ["few"] * 2 + ["other"] * 40)
+    batches = batches_of(sequences, 1000)
+    assert [len(batch.trunk) for batch in batches if set(batch.items) & {0, 1}] == [900]
+    assert sum(len(batch.tree.tokens) for batch in batches) == distinct([*few, *others]) - 900
+
+
+def test_batches_end_between_passages() -> None:
+    """Eight passages of 150 tokens with 12 questions each, of which a batch holds about two and a half."""
+    dice = np.random.default_rng(2)
+    passages = dice.integers(0, 500, (8, 150)).tolist()
+    items = [[[*passage, *dice.integers(0, 500, 25).tolist()]] for passage in passages for _ in range(12)]
+    assert computed(items, budget=1000)[0] == distinct(items)
+
+
+def test_requests_without_the_question_do_not_hide_what_documents_share() -> None:
+    """Each document has sequences with and without its question, as for pmi."""
+    dice = np.random.default_rng(3)
+    examples = dice.integers(100, 500, 200).tolist()
+    for answer in (50, 600):  # before and after the questions in lexicographic order
+        items = []
+        for _ in range(60):
+            choices = dice.integers(0, 500, (4, 3)).tolist()
+            question = [*examples, *dice.integers(0, 500, 20).tolist()]
+            items.append([[*start, *choice] for start in (question, [answer]) for choice in choices])
+        # 60 documents of 237 nodes each, of which 200 are shared; alone they would fill 15 batches
+        assert len(plan(sequences_of(items), 1000)) <= ceil(60 * 37 / (1000 - 200)) + 1
 
 
 @pytest.mark.parametrize("tail", [5, 100])

@@ -124,6 +124,16 @@ def test_half_precision_is_as_near_to_float32_as_without_sharing(device: str) ->
     assert 0 < distances[0].mean() <= 1.5 * distances[1].mean() and distances[0].max() <= 2 * distances[1].max()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_head_that_is_split_by_columns_shares(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a vocabulary of 49,152 tokens is, which the check of the head must compute in float32 too."""
+    monkeypatch.setattr("evalkit.scoring.forward._CPU_LOGITS", 2**10)
+    monkeypatch.setattr("evalkit.scoring.forward._MIN_COLUMNS", 16)
+    engine = Engine(model_of("llama", dtype), 600, pytest.fail)
+    engine.check(with_choices(range(5, 60, 3), (2, 5, 9)))
+    assert engine.shares and not engine.why_not
+
+
 # Windows, and lengths on which rotary embeddings depend
 
 

@@ -53,7 +53,7 @@ from evalkit.runs.score_table import outcome_of
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.measures import AttentionFacts
-    from evalkit.benchmarks.multiple_choice.tasks import Question
+    from evalkit.benchmarks.multiple_choice.questions import Question
     from evalkit.runs.journal import FinishedRows, Key
 
 TEXT = "text"

@@ -20,7 +20,7 @@ from evalkit.runs.rules import decide, find_rule
 from evalkit.stats.estimates import pooled_error
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.multiple_choice.tasks import LeafTask, Question
+    from evalkit.benchmarks.multiple_choice.questions import LeafTask, Question
 
 
 def evaluated(

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.benchmarks.lm_eval.tasks import RandomState, TaskSet
+    from evalkit.benchmarks.multiple_choice.questions import Question
     from evalkit.benchmarks.multiple_choice.requests import Requests
-    from evalkit.benchmarks.multiple_choice.tasks import Question
     from evalkit.data.sampling import DocumentSelection
     from evalkit.runs.journal import FinishedRows, Key
 
@@ -311,7 +311,7 @@ class ChoicePlan:
 
     @cached_property
     def questions(self) -> dict[str, list[Question]]:
-        from evalkit.benchmarks.multiple_choice.tasks import pinned_questions
+        from evalkit.benchmarks.multiple_choice.questions import pinned_questions
 
         def load() -> dict[str, list[Question]]:
             with doing("building questions"):
@@ -325,7 +325,7 @@ class ChoicePlan:
 
     def selected(self, selection: DocumentSelection, estimate: int | None = None) -> dict[str, list[Question]]:
         """Return the questions of a selection of documents; arguments as of `tasks.load_questions`."""
-        from evalkit.benchmarks.multiple_choice.tasks import load_questions
+        from evalkit.benchmarks.multiple_choice.questions import load_questions
 
         about = self.others, estimate, self.requests, self.request.control
         return load_questions(self.suite, self.library, selection, *about)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.multiple_choice.tasks import Question
+from evalkit.benchmarks.multiple_choice.questions import Question
 from evalkit.benchmarks.multiple_choice.templates import Part, Template
 from evalkit.errors import ScoringError, TemplateError
 from evalkit.inputs.values import check_text, in_calls

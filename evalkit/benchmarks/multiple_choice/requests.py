@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.multiple_choice.tasks import LeafTask, Question
+from evalkit.benchmarks.multiple_choice.questions import LeafTask, Question
 from evalkit.data.requests import RequestDocument, RequestFile, are_cached, own_file, request_tasks, wheel_files
 from evalkit.errors import DataError
 

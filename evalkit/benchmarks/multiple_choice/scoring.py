@@ -23,7 +23,7 @@ from evalkit.benchmarks.multiple_choice.prompts import (
     question_rows,
     question_sequences,
 )
-from evalkit.benchmarks.multiple_choice.tasks import Question, selected_documents
+from evalkit.benchmarks.multiple_choice.questions import Question, selected_documents
 from evalkit.benchmarks.multiple_choice.templates import Template
 from evalkit.benchmarks.request import TaskTokens, remembered
 from evalkit.display import Say

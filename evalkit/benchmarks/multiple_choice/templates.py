@@ -33,7 +33,7 @@ from evalkit.paths import resource
 from evalkit.runs.score_table import SEGMENTS, Segment
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.multiple_choice.tasks import Question
+    from evalkit.benchmarks.multiple_choice.questions import Question
 
 FIELDS = ("system", "context", "continuation", "gap", "delimiter")
 """Fields of a part's text. `gap` is one space, or the white space of WinoGrande's sentence;

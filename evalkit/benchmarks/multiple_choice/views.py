@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
     from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion
-    from evalkit.benchmarks.multiple_choice.tasks import Question
+    from evalkit.benchmarks.multiple_choice.questions import Question
 
 Texts = Mapping[DocumentKey, ChoiceText]
 
@@ -180,7 +180,7 @@ def _rendered(run: Run, questions: Sequence[Question], table: pd.DataFrame) -> T
 
 def _questions(run: Run, task: str, say: Say) -> list[Question]:
     """Return the questions of a pinned task as the run had them, from a local source; nothing is downloaded."""
-    from evalkit.benchmarks.multiple_choice.tasks import pinned_questions
+    from evalkit.benchmarks.multiple_choice.questions import pinned_questions
 
     specification = run.manifest["specification"]
     control, selection = specification.get("control"), selection_of(specification)
@@ -219,8 +219,8 @@ def _questions(run: Run, task: str, say: Say) -> list[Question]:
 
 def _requested(run: Run, task: str, source: str, say: Say) -> list[Question]:
     """Return the questions of a task of requests as the run had them; nothing is downloaded."""
+    from evalkit.benchmarks.multiple_choice.questions import pinned_questions
     from evalkit.benchmarks.multiple_choice.requests import are_here, load_requests
-    from evalkit.benchmarks.multiple_choice.tasks import pinned_questions
 
     specification, is_own = run.manifest["specification"], source.startswith(_REQUESTS)
     files = {task: Path(source.removeprefix(_REQUESTS))} if is_own else {}

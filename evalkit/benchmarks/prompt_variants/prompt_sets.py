@@ -27,7 +27,7 @@ from evalkit.inputs.validated import FileSettings, Listed, NonEmpty, read_settin
 from evalkit.paths import resource
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.multiple_choice.tasks import Question
+    from evalkit.benchmarks.multiple_choice.questions import Question
 
 Order = tuple[int, ...]
 """At each place of the list, the number of the original option."""

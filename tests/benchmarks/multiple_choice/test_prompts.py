@@ -20,7 +20,7 @@ from evalkit.benchmarks.multiple_choice.prompts import (
     Prompter,
     TokenSequence,
 )
-from evalkit.benchmarks.multiple_choice.tasks import Question
+from evalkit.benchmarks.multiple_choice.questions import Question
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Template, load_template, template_names
 from evalkit.errors import ScoringError, TemplateError
 from tests.questions import question, token_bytes

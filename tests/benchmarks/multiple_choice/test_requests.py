@@ -24,9 +24,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import evalkit
 from evalkit import Comparison
 from evalkit.benchmarks.document_views import AnswerView, ChoiceView
+from evalkit.benchmarks.multiple_choice.questions import Question
 from evalkit.benchmarks.multiple_choice.requests import load_requests
 from evalkit.benchmarks.multiple_choice.suites import load_suite, suite_of
-from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.run import planned
 from evalkit.data import SUBJECTS, Library

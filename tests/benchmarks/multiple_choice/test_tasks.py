@@ -10,9 +10,9 @@ from typing import Any
 import lm_eval
 import pytest
 
-from evalkit.benchmarks.multiple_choice import tasks
+from evalkit.benchmarks.multiple_choice import questions as tasks
+from evalkit.benchmarks.multiple_choice.questions import Question, load_questions, pinned_questions
 from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, with_fewshot
-from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions, pinned_questions
 from evalkit.data import Library
 from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSample, FirstDocuments
 from evalkit.data.schema import SUBJECTS

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import evalkit
-from evalkit.benchmarks.multiple_choice.tasks import Question
+from evalkit.benchmarks.multiple_choice.questions import Question
 from evalkit.benchmarks.multiple_choice.templates import Part, load_template
 from evalkit.benchmarks.prompt_variants import PROMPT
 from evalkit.benchmarks.prompt_variants.prompt_sets import in_orders, load_prompts, order_name, orders_of, under_order
