@@ -36,7 +36,7 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
-LIMITS = {"suite": 180, "lm_eval": 120, "kernels": 70, "variants": 60, "generation": 90, "workers": 130}
+LIMITS = {"suite": 180, "lm_eval": 110, "kernels": 70, "variants": 40, "generation": 70, "workers": 130}
 """Part → its time limit in seconds."""
 TOY = ["--layers", "2", "--hidden", "64", "--inner", "96", "--heads", "4"]
 GENERATED = ("trec", "hotpotqa")
