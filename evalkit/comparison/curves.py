@@ -136,7 +136,7 @@ def _adjusted(estimate: Estimate, sources: float, size: float, measure: Measure)
     """
     if not measure.is_share:
         return _Accuracy(estimate, sources, size, estimate)
-    value, variance, freedom = estimate
+    value, variance, freedom, _ = estimate
     more = Estimate(2 * value - 1, 4 * variance, freedom)
     for n in (sources, sources + 2):
         more = with_one_won_and_one_lost(more, n, size)

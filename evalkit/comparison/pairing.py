@@ -18,6 +18,7 @@ from evalkit.benchmarks.outcomes import CONTENT, Comparable, Label, Measure
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
+from evalkit.escape import counted
 from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.score_table import CLUSTER, MARGIN, with_default_rule
 from evalkit.runs.traits import is_imported, unofficial
@@ -62,6 +63,8 @@ class Pairing:
     """Task that is not compared → reason."""
     graded: tuple[Comparable, ...]
     """Runs of A, then of B."""
+    in_pairs: bool = False
+    """Whether the n-th runs of both sides have the same seed, declared before their results were seen."""
 
     @property
     def names(self) -> list[str]:
@@ -127,12 +130,17 @@ def _common(names: Sequence[Sequence[str]]) -> list[str]:
     return [name for name in names[0] if all(name in other for other in names)]
 
 
-def pair(a: Side, b: Side, graded: dict[str, Comparable]) -> Pairing:
+def pair(a: Side, b: Side, graded: dict[str, Comparable], in_pairs: bool = False) -> Pairing:
     """Pair the runs of two sides by document; runs that are read are added to `graded`, by their folder.
 
-    Runs of different suites or documents, or without a common task, raise `UsageError`.
+    `in_pairs`: the n-th runs of both sides have the same seed. Of two single runs this has no effect.
+
+    Runs of different suites or documents, without a common task, or seeds that are no pairs, raise `UsageError`.
     """
     runs = (*a.runs, *b.runs)
+    if in_pairs and (len(a.runs) != len(b.runs) or a.marks != b.marks):
+        seeds = (f"{side.name} has {counted(len(side.runs), 'run')}{', '.join(side.marks)}" for side in (a, b))
+        raise UsageError(f"seeds in pairs need the same seeds on both sides: {' and '.join(seeds)}")
     for run in runs:
         if run.suite != runs[0].suite:
             suites = f"suite {runs[0].suite} and run {run.folder.name} of {run.suite}"
@@ -156,7 +164,7 @@ def pair(a: Side, b: Side, graded: dict[str, Comparable]) -> Pairing:
     for task in shared:
         for run in runs[1:]:
             check_same_documents(runs[0], run, task, all(of_run.has_contents for of_run in of_runs))
-    return Pairing(a, b, tuple(_paired(of_runs, shared)), left_out, of_runs)
+    return Pairing(a, b, tuple(_paired(of_runs, shared)), left_out, of_runs, in_pairs and len(a.runs) > 1)
 
 
 def check_same_documents(a: Run, b: Run, task: str, by_content: bool = False) -> None:

@@ -207,8 +207,8 @@ class Claim:
     """Setting that differs besides the checkpoint → (A's values, B's); several values if a side's own runs differ."""
 
 
-def claim_of(a: Side, b: Side) -> Claim:
-    """Return the claim that a difference between two sides supports.
+def claim_of(a: Side, b: Side, in_pairs: bool = False) -> Claim:
+    """Return the claim that a difference between two sides, or their pairs of runs, supports.
 
     Raises:
         UsageError: the runs of one side differ in more than their checkpoint.
@@ -223,7 +223,8 @@ def claim_of(a: Side, b: Side) -> Claim:
         what = " and ".join(settings) or "its location"
         sentence = f"Both are the same checkpoint, so the claim is about {what}, not about models."
         return Claim("setting", sentence, settings)
-    few = "; with two seeds of a side its spread is hardly known, so only large differences show" if 2 in counts else ""
+    few = "; with two pairs" if in_pairs else "; with two seeds of a side"
+    few = f"{few} the spread is hardly known, so only large differences show" if 2 in counts else ""
     if counts == (1, 1):
         kind, unknown = "checkpoints", "could score differently, and one run does not show by how much"
         sentence = f"The claim is about these two checkpoints: another seed of either {unknown}."
@@ -237,7 +238,8 @@ def claim_of(a: Side, b: Side) -> Claim:
         limit = "their spread replaces the spread between seeds, and is likely smaller"
         sentence = f"The runs of a side are {about}, so the claim is about these trainings: {limit}."
     else:
-        kind, errors = "architectures", f"other seeds ({counts[0]} and {counts[1]} here) and other documents"
+        seeds = f"{counts[0]} pairs" if in_pairs else f"{counts[0]} and {counts[1]}"
+        kind, errors = "architectures", f"other seeds ({seeds} here) and other documents"
         sentence = f"The claim is about two architectures: the errors cover {errors}{few}."
     return Claim(kind, sentence, settings)
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _RESOLUTION = 1e-4
 """Tolerance of a choice's log-likelihood between two ways of computing it in float32."""
+_LEAST_DOCUMENTS = 200
+"""For a task alone: fewer documents often lack the rare likelihoods that decide the mean (docs/measurements)."""
 _DIRECTION = {True: "higher is better", False: "lower is better"}
 
 
@@ -83,7 +85,9 @@ class ComparableChoices(Comparable):
         outcome, of_rule = outcome_and_rule
         name = outcome.title + (f", rule {of_rule or self.run.manifest['rule']}" if outcome.name == MARGIN else "")
         words = f"{name}: {outcome.description}; {_DIRECTION[outcome.higher_is_better]}"
-        return Measure(words, True, name, outcome.bounds, outcome.higher_is_better, resolution=_RESOLUTION)
+        least = _LEAST_DOCUMENTS if outcome.bounds is None else 0
+        direction = outcome.higher_is_better
+        return Measure(words, True, name, outcome.bounds, direction, resolution=_RESOLUTION, least_documents=least)
 
     def _grade(self, rule: str) -> Floats:
         from evalkit.runs.accuracies import document_outcomes
