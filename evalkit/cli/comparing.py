@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from evalkit.comparison.curves import Curve
     from evalkit.comparison.sides import Side
 
+PAIR_SEEDS = option(
+    False, "The n-th runs of all sides have one seed, the same data in the same order.", "as the study declares"
+)
+
 
 @command()
 def compare(
@@ -34,7 +38,7 @@ def compare(
     fail_if_worse: bool = option(False, "Exit with 3 where a later side is worse, with 4 where it is undecided."),
     margin: float | None = typed_option(None, "Acceptable loss, in points or the outcome's unit: is B not worse by "
                                         "that, or equivalent?"),
-    pair_seeds: bool = option(False, "The n-th runs of all sides have one seed: the same data in the same order."),
+    pair_seeds: bool = PAIR_SEEDS,
     root: Path | None = RUNS_IN,
 ) -> int:  # fmt: skip
     """Compare runs on the same documents: paired differences, intervals, tests, and the smallest detectable difference.
@@ -70,7 +74,7 @@ def compare(
     with doing("reading and comparing runs"):
         if not curve:
             sides, key, notes = _sides(source, runs, root, key, is_strict=fail_if_worse)
-            comparisons = compare_sides(sides, key, margin, pair_seeds, in_points=True)
+            comparisons = compare_sides(sides, key, margin, pair_seeds or source.pairs_seeds, in_points=True)
             if fail_if_worse and (own_rules := comparisons[0].own_rules):
                 raise UsageError(f"the runs have different rules ({', '.join(own_rules)}); give --rule")
             shown = comparison_report(comparisons)
@@ -117,6 +121,7 @@ def plan(
                                             "of two sides the observed one; else 1"),
     discordant: float | None = typed_option(None, "Without two sides: documents that only one will get right, in %.",
                                             "as of independent answers"),
+    pair_seeds: bool = PAIR_SEEDS,
     accuracy: float | None = typed_option(None, "Without runs: of both sides, in %.", "50"),
     printer: Printer,
     root: Path | None = RUNS_IN,
@@ -150,12 +155,12 @@ def plan(
             sides, key, notes = _sides(source, runs, root, outcome_key(outcome, rule))
             if len(sides) != 2:
                 raise UsageError(f"a plan is about two sides; name two of {', '.join(side.name for side in sides)}")
-            pairing = pair(sides[0], sides[1], {})
+            pairing = pair(sides[0], sides[1], {}, pair_seeds or source.pairs_seeds)
             if difference is not None and pairing.measure(pairing.key(key)).is_share:
                 difference /= 100
             shown = plan_pairing(pairing, key, difference)
         else:
-            require("two sides", False, outcome=outcome)
+            require("two sides", False, outcome=outcome, pair_seeds=pair_seeds or None)
             require("a run", bool(runs), rule=rule)
             run = named_run(runs[0], root) if runs else None
             share = None if discordant is None else discordant / 100

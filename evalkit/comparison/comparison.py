@@ -223,11 +223,11 @@ def compare_pairing(
         letters=tuple(task for task in pairing.names if task in letters),
         continuous=_continuous(pairing, rule, lines),
         sides=sides,
-        margin=None if margin is None else _margin_verdict(tested, margin),
+        margin=None if margin is None else margin_verdict(tested, margin),
     )
 
 
-def _margin_verdict(lines: Sequence[ScoredLine], margin: float) -> MarginVerdict:
+def margin_verdict(lines: Sequence[ScoredLine], margin: float) -> MarginVerdict:
     """Return which lines are worse by more than the margin, and which are not; the average is still undecided."""
     higher = lines[0].measure.higher_is_better
     if higher is None:

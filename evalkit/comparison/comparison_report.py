@@ -178,8 +178,9 @@ def continuous_sentence(compared: Comparison) -> str | None:
         return f"{sentence}; most of its error is due to {of_bits}, of accuracy's to {of_accuracy}."
     if low is None:
         return f"{sentence}."
+    if not low and high is None:
+        return f"{sentence}; how many times as many documents accuracy needs for the same power is not known."
     times = f"{_ratio(low)} to {_ratio(high)}" if high is not None else f"at least {_ratio(low)}"
-    times = times if low or high is not None else "an unknown number of"
     return f"{sentence}; for the same power accuracy needs {times} times as many documents (95 % interval)."
 
 

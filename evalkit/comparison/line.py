@@ -73,7 +73,7 @@ class ScoredLine:
             return significance.mcnemar(self.won, self.lost)
         p = self.p_against(0.0)
         # Under the null, sources of unequal sizes need not be symmetric about zero, so the t test is used too
-        return p if self.spread or p is None else max(significance.sign_flip(self.sums), p)
+        return p if self.spread else max(significance.sign_flip(self.sums), p or 0.0)
 
     def p_against(self, difference: float) -> float | None:
         """Return the p value of the interval's test, against another difference than zero; None if it is unknown."""

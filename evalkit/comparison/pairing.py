@@ -16,9 +16,8 @@ import numpy as np
 from evalkit.benchmarks.differences import document_difference
 from evalkit.benchmarks.outcomes import CONTENT, Comparable, Label, Measure
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.comparison.sides import Side
+from evalkit.comparison.sides import Side, check_pairs
 from evalkit.errors import UsageError
-from evalkit.escape import counted
 from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.score_table import CLUSTER, MARGIN, with_default_rule
 from evalkit.runs.traits import is_imported, unofficial
@@ -138,9 +137,8 @@ def pair(a: Side, b: Side, graded: dict[str, Comparable], in_pairs: bool = False
     Runs of different suites or documents, without a common task, or seeds that are no pairs, raise `UsageError`.
     """
     runs = (*a.runs, *b.runs)
-    if in_pairs and (len(a.runs) != len(b.runs) or a.marks != b.marks):
-        seeds = (f"{side.name} has {counted(len(side.runs), 'run')}{', '.join(side.marks)}" for side in (a, b))
-        raise UsageError(f"seeds in pairs need the same seeds on both sides: {' and '.join(seeds)}")
+    if in_pairs:
+        check_pairs(a, b)
     for run in runs:
         if run.suite != runs[0].suite:
             suites = f"suite {runs[0].suite} and run {run.folder.name} of {run.suite}"

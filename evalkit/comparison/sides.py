@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from evalkit.benchmarks.differences import differences
 from evalkit.errors import CheckpointError, UsageError
-from evalkit.escape import printable
+from evalkit.escape import counted, printable
 from evalkit.inputs.reading import MOST_TEXT_BYTES, read_json
 from evalkit.runs.finding import find_runs, is_completed, is_generic, only_run, settings_words
 from evalkit.runs.folder import Run
@@ -24,6 +24,21 @@ from evalkit.runs.traits import Trait, checkpoint_of, model_differences, same_ch
 
 _STEP = re.compile(r"(?:global_?step|step|iter(?:ation)?|checkpoint|ckpt)[-_= ]?(\d+)([kKmM]?)(?![0-9a-zA-Z])")
 _SCALE = {"": 1, "k": 1_000, "m": 1_000_000}
+
+
+_SEED = re.compile(r"seed[-_= ]?(\d+)")
+
+
+def check_pairs(a: Side, b: Side) -> None:
+    """Raise `UsageError` if the n-th runs of two sides cannot have the same seed, by their number or their names."""
+    if len(a.runs) != len(b.runs) or a.marks != b.marks:
+        counts = (f"{side.name} has {counted(len(side.runs), 'run')}" for side in (a, b))
+        raise UsageError(f"seeds in pairs need the same seeds on both sides: {' and '.join(counts)}")
+    for pair in zip(a.runs, b.runs, strict=True):
+        numbers = {int(seeds[-1]) for run in pair if (seeds := _SEED.findall(str(run.manifest["model"])))}
+        if len(numbers) > 1:
+            names = " and ".join(run.folder.name for run in pair)
+            raise UsageError(f"seeds in pairs: {names} have different seeds; name the runs of all sides in one order")
 
 
 def step_in(text: str) -> int | None:

@@ -123,8 +123,10 @@ def contents_of_study(
         check_unique(sides)
         names = [f"{side.name}{mark}{suffix}" for side in sides for mark in side.marks]
         notes += [*results.unfinished(checkpoints, each), *results.changes(checkpoints, each)]
+        notes += results.pairs_note(checkpoints, each)
         curves = tuple(_trainings(results, checkpoints, each))
-        pages.append(PageBenchmark(each.name, tuple(sides), tuple(names), with_default_rule(rule, each.rule), curves))
+        key = with_default_rule(rule, each.rule)
+        pages.append(PageBenchmark(each.name, tuple(sides), tuple(names), key, curves, study.pair_seeds))
     if not any(page.sides for page in pages):
         raise UsageError(f"study {study.path}: no run is finished; run {results.remedy}")
     title = study.path.resolve().parent.name if study.path.stem == "study" else study.path.stem
@@ -201,7 +203,8 @@ def write_report(
 def _compared(comparison: PageBenchmark, number: int, several: bool) -> Iterator[Panel]:
     suite = comparison.title if several else ""
     if len(comparison.sides) > 1:
-        yield from comparison_panels(comparison.sides, comparison.rule, suite, f"comparison-{number}")
+        name = f"comparison-{number}"
+        yield from comparison_panels(comparison.sides, comparison.rule, suite, name, comparison.in_pairs)
     if comparison.trainings:
         name = f"curves-{number}"
         try:

@@ -73,14 +73,12 @@ def detectable(
     if parts:
         components += [(parts.seeds_a, parts.runs_a - 1), (parts.seeds_b, parts.runs_b - 1)]
     true, squared_critical = np.zeros(_DRAWS), np.zeros(_DRAWS)
-    draws = iter(_uniform_draws(2 * len(components)))
     for number, (variance, freedom) in enumerate(components):
-        estimated, repeated = next(draws), next(draws)
         alone = documents.variance if not number else 0.0
         if not (variance > 0 or alone > 0):
             continue
-        scale = 1.0 if is_known else 1 / _chi_square(estimated, freedom)
-        critical = t_quantile(1 - level / 2, freedom) ** 2 * scale * _chi_square(repeated, freedom)
+        scale = 1.0 if is_known else 1 / _chi_squares(2 * number, freedom)
+        critical = t_quantile(1 - level / 2, freedom) ** 2 * scale * _chi_squares(2 * number + 1, freedom)
         true += max(variance, 0.0) * scale
         squared_critical += max(variance, 0.0) * critical
         if not number:  # the error over documents alone is a lower bound of both
@@ -95,23 +93,18 @@ def detectable(
     def power(shift: float) -> float:
         return float((ndtr((shift * unit - critical) / error) + ndtr((-shift * unit - critical) / error)).mean())
 
-    shift = _first(power, 1e5)
+    shift = _first(power, 1e5, 2.0)
     return None if shift is None or shift * unit > most else shift * unit
 
 
-@lru_cache(maxsize=4)
-def _uniform_draws(count: int) -> Floats:
-    """Return [count, draws] independent samples of the uniform distribution, each stratified."""
-    strata = np.tile(np.arange(_DRAWS), (count, 1))
-    draws: Floats = (np.random.default_rng(0).permuted(strata, axis=1) + 0.5) / _DRAWS
-    return draws
-
-
-def _chi_square(probabilities: Floats, freedom: float) -> Floats:
-    """Return quantiles of χ² over its degrees of freedom."""
+@lru_cache(maxsize=64)
+def _chi_squares(number: int, freedom: float) -> Floats:
+    """Return draws of χ² over its degrees of freedom, stratified, and independent of those with another number."""
     from scipy.special import gammaincinv
 
-    return np.asarray(gammaincinv(freedom / 2, probabilities) * 2 / freedom)
+    strata = np.random.default_rng(number).permutation(_DRAWS)
+    draws: Floats = gammaincinv(freedom / 2, (strata + 0.5) / _DRAWS) * 2 / freedom
+    return draws
 
 
 def sign_flip_detectable(
@@ -172,14 +165,14 @@ def _most_losses(first: int, last: int, level: float) -> Floats:
     return significant
 
 
-def _first(power: Callable[[float], float], most: float) -> float | None:
+def _first(power: Callable[[float], float], most: float, start: float | None = None) -> float | None:
     """Return the smallest argument in (0, most] at which an increasing function reaches `POWER`; None if none does."""
-    low, high = 0.0, most / 32
+    low, high = 0.0, start or most / 32
     under, over = -POWER, power(high) - POWER
     while not over >= 0:
         if high >= most:
             return None
-        low, under, high = high, over, 2 * high
+        low, under, high = high, over, min(2 * high, most)
         over = power(high) - POWER
     # False position, halving the value at the retained end (Illinois algorithm); scipy.optimize is slow to import
     side = 0

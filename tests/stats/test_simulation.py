@@ -410,8 +410,8 @@ def test_the_planned_seeds_find_the_difference(effect: float) -> None:
     dice, documents, times = np.random.default_rng(4), 200, 1000
     plan = OutcomePlan("", [seeded(40, documents, 0.0, dice) for _ in range(2)], [documents] * 2, effect)
     seeds = plan.fewest(0, documents=documents) or 0
-    smallest = plan.smallest(documents, seeds)[0]
-    assert smallest <= effect < plan.smallest(documents, seeds - 1)[0]
+    smallest = plan.smallest(documents, seeds, 0)
+    assert smallest <= effect < plan.smallest(documents, seeds - 1, 0)
     power, _ = detected(lambda n: [seeded(seeds, n, smallest, dice) for _ in range(2)], documents, times)
     # The t of the same interval is an approximation, within 5 points here
     assert 0.75 <= power <= 0.87
