@@ -69,25 +69,33 @@ def detectable(
     """
     from scipy.special import ndtr
 
-    components = [(documents.variance - (parts.shared if parts else 0.0), documents.freedom)]
+    of_documents, both = documents.freedom, parts.runs_a + parts.runs_b - 2 if parts else 0
+
+    def added(*components: tuple[float, float, float, int]) -> tuple[Floats, Floats]:
+        """Return draws of the true variance, and of the squared critical difference of a repetition.
+
+        Components are (estimate, degrees of freedom of the estimate, of a repetition's, number of the draw).
+        """
+        true = critical = np.zeros(_DRAWS)
+        for variance, freedom, repeated, number in components:
+            if variance > 0:
+                scaled = variance * np.ones(_DRAWS) if is_known else variance / _chi_squares(min(number, 1), freedom)
+                true = true + scaled
+                squared = t_quantile(1 - level / 2, repeated) ** 2 * _chi_squares(2 + number, repeated)
+                critical = critical + squared * scaled
+        return true, critical
+
+    true, critical = added((documents.variance, of_documents, of_documents, 0))
     if parts:
-        components += [(parts.seeds_a, parts.runs_a - 1), (parts.seeds_b, parts.runs_b - 1)]
-    true, squared_critical = np.zeros(_DRAWS), np.zeros(_DRAWS)
-    for number, (variance, freedom) in enumerate(components):
-        alone = documents.variance if not number else 0.0
-        if not (variance > 0 or alone > 0):
-            continue
-        scale = 1.0 if is_known else 1 / _chi_squares(2 * number, freedom)
-        critical = t_quantile(1 - level / 2, freedom) ** 2 * scale * _chi_squares(2 * number + 1, freedom)
-        true += max(variance, 0.0) * scale
-        squared_critical += max(variance, 0.0) * critical
-        if not number:  # the error over documents alone is a lower bound of both
-            least, least_critical = alone * scale, alone * critical
-    if documents.variance > 0:
-        true, squared_critical = np.maximum(true, least), np.maximum(squared_critical, least_critical)
+        # Seeds of both sides have one variance, as in `expected_spread`, and so one estimate
+        runs = [(parts.seeds_a, parts.runs_a, 1), (parts.seeds_b, parts.runs_b, 2)]
+        pooled = sum((n - 1) * n * of for of, n, _ in runs) / both
+        seeds = [(pooled / n, both, n - 1, number) for _, n, number in runs if n > 1]
+        whole = added((documents.variance - parts.shared, of_documents, of_documents, 0), *seeds)
+        true, critical = np.maximum(true, whole[0]), np.maximum(critical, whole[1])
     if not true.max() > 0:
         return None
-    error, critical = np.sqrt(true), np.sqrt(squared_critical)
+    error, critical = np.sqrt(true), np.sqrt(critical)
     unit = float(np.median(error))
 
     def power(shift: float) -> float:

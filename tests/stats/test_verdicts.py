@@ -22,7 +22,7 @@ from evalkit.comparison.line import ScoredLine, average_difference, by_task
 from evalkit.comparison.pairing import PairedTask, pair
 from evalkit.comparison.sides import Side
 from evalkit.runs.folder import load_run
-from evalkit.stats.estimates import Codes, interval
+from evalkit.stats.estimates import interval
 from evalkit.stats.significance import holm
 from tests.comparison.made import compared, three_tasks
 from tests.stats.test_simulation import BITS, RIGHT, alone, clustered, independent, line, toss, zipf
@@ -145,10 +145,13 @@ def test_real_differences_of_bits_per_byte(n: int) -> None:
 # The power at the difference that a comparison could show
 
 
-def of_sources(sources: Callable[[int], Codes], difference: float, dice: Dice) -> ScoredLine:
-    clusters = sources(300)
-    lean = dice.choice([-0.1, 0.1], clusters.max() + 1)[clusters]
-    return alone(toss(300, 0.4, difference, lean, dice), clusters)
+UNEQUAL = zipf(1000, 300)
+
+
+def unequal(difference: float, dice: Dice) -> ScoredLine:
+    """1,000 documents of 300 sources by Zipf's law, of which the largest has 159."""
+    lean = dice.choice([-0.03, 0.03], UNEQUAL.max() + 1)[UNEQUAL]
+    return alone(toss(1000, 0.4, difference, lean, dice), UNEQUAL)
 
 
 def seeded(runs: int, difference: float, dice: Dice) -> ScoredLine:
@@ -158,8 +161,8 @@ def seeded(runs: int, difference: float, dice: Dice) -> ScoredLine:
 
 KINDS: dict[str, Callable[[float, Dice], ScoredLine]] = {
     "independent": lambda difference, dice: independent(300, difference, dice),
-    "sharing sources": lambda difference, dice: clustered(300, difference, dice),
-    "sources of Zipf's law": lambda difference, dice: of_sources(lambda n: zipf(n, 60), difference, dice),
+    "sharing sources": lambda difference, dice: clustered(1000, difference, dice),
+    "sources of unequal size": unequal,
     "2 seeds": lambda difference, dice: seeded(2, difference, dice),
     "3 seeds": lambda difference, dice: seeded(3, difference, dice),
 }
@@ -179,7 +182,9 @@ def test_what_a_comparison_could_show(kind: str, tasks: int) -> None:
         lines = [KINDS[kind](difference if not task else 0.0, dice) for task in range(tasks)]
         found += holm([1.0 if each.p is None else each.p for each in lines])[0] <= 0.05
     assert known > 0.95 * times
-    assert 0.8 - 0.04 <= found / known <= 0.87, found / known
+    # Of sources of unequal size the degrees of freedom vary, too: a limit that the documentation states
+    least = 0.65 if kind == "sources of unequal size" else 0.76
+    assert least <= found / known <= 0.85, found / known
 
 
 @pytest.mark.simulation
@@ -191,7 +196,7 @@ def test_what_an_average_could_show(kind: str) -> None:
         assert pilot.detectable is not None
         of = average_difference("Average", [KINDS[kind](pilot.detectable, dice) for _ in range(3)])
         found += (of.p or 0) <= 0.05 / 3
-    assert found / times == pytest.approx(0.8, abs=0.04)
+    assert (0.7 if kind == "sources of unequal size" else 0.76) <= found / times <= 0.85, found / times
 
 
 def test_the_primary_verdict_of_a_few_simulations(template: Comparison) -> None:
