@@ -402,6 +402,11 @@ def _notes(compared: Comparison, b: str) -> Iterator[str]:
     if compared.count(TOO_FEW):
         least = f"fewer than {measure.least_documents} documents"
         yield f"too few: {least} often lack the rare values that decide a task's mean, so no test of it would hold"
+    about = "errors are about documents like these, of which they are a sample"
+    if most := [task for task in tasks if task.total / 2 <= task.n < task.total]:
+        shares = (f"{label(compared, task.name)} {fixed(math.sqrt(1 - task.n / task.total), 2)}" for task in most)
+        about += f"; about the mean over this benchmark's own documents, ± times √(1 − n/N): {', '.join(shares)}"
+    yield about
     if dropped := [f"{task.dropped:,} documents of {label(compared, task.name)}" for task in tasks if task.dropped]:
         yield f"dropped, because not every run has them: {', '.join(dropped)}"
     for reason in dict.fromkeys(compared.left_out.values()):

@@ -87,6 +87,8 @@ class TaskDifference(Difference):
     strata: int
     """Subjects; 1 for a task without subjects."""
     dropped: int
+    total: int
+    """Documents that the benchmark has; 0: unknown."""
     official: bool
     won: int
     """Documents that B scores better on, or higher where neither is better."""

@@ -118,6 +118,7 @@ class ScoredLine:
             sources=paired.sources,
             strata=1 if paired.strata is None else len(np.unique(paired.strata)),
             dropped=paired.dropped,
+            total=paired.total,
             official=paired.official,
             won=self.lost if lower else self.won,
             lost=self.won if lower else self.lost,

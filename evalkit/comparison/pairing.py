@@ -18,8 +18,9 @@ from evalkit.benchmarks.outcomes import CONTENT, Comparable, Label, Measure
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.comparison.sides import Side, check_pairs
 from evalkit.errors import UsageError
+from evalkit.runs.accuracies import sources_of
 from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.score_table import CLUSTER, MARGIN, with_default_rule
+from evalkit.runs.score_table import MARGIN, with_default_rule
 from evalkit.runs.traits import is_imported, unofficial
 from evalkit.stats.estimates import Codes, Floats
 
@@ -41,6 +42,8 @@ class PairedTask:
     dropped: int
     """Documents that only some of the runs have."""
     official: bool
+    total: int = 0
+    """Documents that the benchmark has; 0: unknown."""
 
     @property
     def n(self) -> int:
@@ -186,15 +189,12 @@ def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[Paired
                     subtask, identity = first[["subtask", "doc_id"]].iloc[int(wrong[0])]
                     runs = f"{of_run.run.folder.name} than in run {graded[0].run.folder.name}"
                     raise UsageError(f"task {task}: {subtask} document {identity} has another '{column}' in run {runs}")
-        subjects, names = first["subtask"].factorize()
-        alone = (first[CLUSTER].to_numpy() == first["doc_id"].to_numpy()).all()
-        # Clusters are numbered by subtask and source, since subtasks may number their sources alike
-        sources = None if alone else first.groupby(["subtask", CLUSTER], sort=False).ngroup()
-        clusters = None if sources is None else np.asarray(sources, np.int64)
-        strata = np.asarray(subjects, np.int64) if len(names) > 1 else None
+        clusters, strata = sources_of(first)
         rows = tuple(np.asarray(table.index, np.int64) for table in chosen)
         official = not any(task in marked for run in graded for marked in unofficial(run.run.manifest).values())
-        yield PairedTask(task, clusters, strata, rows, dropped, official)
+        known = graded[0].run.manifest["documents"].get(task, {})
+        total = known.get("count", 0) if isinstance(known, dict) else 0
+        yield PairedTask(task, clusters, strata, rows, dropped, official, total)
 
 
 def _identity(task: str, tables: list[pd.DataFrame], graded: tuple[Comparable, ...]) -> str:

@@ -18,6 +18,7 @@ from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 
 import evalkit
+from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_metrics
 from evalkit.comparison.comparison import subject_differences
 from evalkit.comparison.comparison_report import comparison_report
 from evalkit.comparison.differences import exit_code
@@ -28,7 +29,17 @@ from evalkit.runs.folder import load_run
 from evalkit.stats.adjusted import size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.estimates import mean
 from evalkit.stats.significance import cluster_sums, sign_flip, t_test
-from tests.comparison.made import PASSAGES, SUBJECTS, N, answers, compared, make_run, scores_of, three_tasks
+from tests.comparison.made import (
+    PASSAGES,
+    SUBJECTS,
+    N,
+    answers,
+    compared,
+    finished_run,
+    make_run,
+    scores_of,
+    three_tasks,
+)
 from tests.sealed import read, reseal, write
 
 
@@ -68,6 +79,31 @@ def test_every_number(tmp_path: Path) -> None:
         assert average.difference == pytest.approx(np.mean([task.difference for task in tasks]))
         errors = [task.stderr or 0.0 for task in tasks]
         assert average.stderr == pytest.approx(np.linalg.norm(errors) / len(errors))
+
+
+def test_the_error_of_a_runs_own_table_is_by_sources_and_subjects(tmp_path: Path) -> None:
+    """That of accuracies, and of continuous outcomes: one definition with comparisons."""
+    run = finished_run(tmp_path, "a", 0.4)
+    boolq, mmlu = (np.array(answers(1 + number, 0.4, n), float) for number, n in ((1, N["boolq"]), (2, N["mmlu"])))
+    errors = {task["task"]: task["stderr"] for task in run.stored["tasks"]}
+    assert errors["arc_easy"] == pytest.approx(stats.sem(answers(1, 0.4, N["arc_easy"])), rel=1e-10)
+    clustered = {"cov_type": "cluster", "cov_kwds": {"groups": PASSAGES}, "use_t": True}
+    assert errors["boolq"] == pytest.approx(sm.OLS(boolq, np.ones(40)).fit(**clustered).bse[0], rel=1e-10)
+    within = pd.Series(mmlu).groupby(SUBJECTS).var(ddof=1)
+    assert errors["mmlu"] == pytest.approx(np.sqrt((within * 3).sum()) / 57, rel=1e-10)
+    metrics = {metric.task: metric for metric in outcome_metrics(ComparableChoices(run), "bits_per_byte")}
+    gold = run.scores[(run.scores["task"] == "boolq") & (run.scores["choice"] == 0)]
+    bits = (-gold["ll_continuation"] / np.log(2) / gold["bytes"]).to_numpy()
+    assert metrics["boolq"].stderr == pytest.approx(sm.OLS(bits, np.ones(40)).fit(**clustered).bse[0], rel=1e-9)
+
+
+def test_a_sample_of_most_of_a_benchmark(tmp_path: Path) -> None:
+    """360 of 400 documents of one task: about these 400 alone the error is √(1 − 360/400) of that."""
+    counts = {task: {"official": True, "source": "made up", "count": n} for task, n in (("piqa", 400), ("obqa", 1000))}
+    a, b = (make_run(tmp_path, {task: scores_of(task, answers(seed, 0.5, 360)) for task in counts}, model=str(seed),
+                     manifest={"documents": counts}) for seed in (1, 2))  # fmt: skip
+    [note] = [text for text in comparison_report([compared(a, b)]).parts[0].notes if "n/N" in text]
+    assert "piqa 0.32" in note.lower() and "openbookqa" not in note.lower()
 
 
 def test_subjects(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pandas as pd
 from evalkit.benchmarks.lm_eval.log_format import Evaluated
 from evalkit.runs.accuracies import Results, available_rules
 from evalkit.runs.rules import decide, find_rule
-from evalkit.stats.estimates import pooled_error
+from evalkit.stats.estimates import error_of_share, pooled_error
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.multiple_choice.tasks import LeafTask, Question
@@ -63,7 +63,9 @@ def _entries(by_rule: Mapping[str, Results], leaves: Mapping[str, LeafTask], sho
                 name = result.task
                 alias = leaves[name].alias if name in leaves else name
                 entry = results.setdefault(name, {"name": name, "alias": alias, "sample_len": result.n})
-                entry |= {f"{_metric(rule)},none": result.accuracy, f"{_metric(rule)}_stderr,none": result.stderr}
+                # lm-eval's standard error, of documents that share no source
+                error = error_of_share(result.accuracy, result.n)
+                entry |= {f"{_metric(rule)},none": result.accuracy, f"{_metric(rule)}_stderr,none": error}
     for group, parts_of_group in subtasks.items():
         of_parts = [results[part] for part in parts_of_group]
         for key in (f"{_metric(rule)}_stderr,none" for rule in by_rule):

@@ -140,7 +140,7 @@ def outcome_metrics(comparable: ComparableChoices, key: str) -> list[Metric]:
     Raises:
         UsageError: a document has no such outcome.
     """
-    from evalkit.stats.estimates import error_of_mean
+    from evalkit.runs.accuracies import error_over_documents
 
     run = comparable.run
     measure, values = comparable.measure(key), comparable.by_rule(key)
@@ -152,7 +152,8 @@ def outcome_metrics(comparable: ComparableChoices, key: str) -> list[Metric]:
     }
     metrics = []
     for task in (task for members in run.manifest["groups"].values() for task in members):
-        of_task, official = values[task_of_document == task], run.manifest["documents"][task]["official"]
-        numbers: dict[str, Any] = {"n": len(of_task), "value": float(of_task.mean()), "stderr": error_of_mean(of_task)}
+        is_of_task, official = task_of_document == task, run.manifest["documents"][task]["official"]
+        of_task, error = values[is_of_task], error_over_documents(values[is_of_task], comparable.documents[is_of_task])
+        numbers: dict[str, Any] = {"n": len(of_task), "value": float(of_task.mean()), "stderr": error}
         metrics.append(Metric(task=task, **about, **numbers, official=official))
     return metrics

@@ -157,6 +157,8 @@ def marked_label(task: str, manifest: Mapping[str, Any]) -> str:
 
 def _notes(results: Results, manifest: Mapping[str, Any]) -> Iterator[str]:
     yield f"rule {results.rule}: {find_rule(results.rule).description}"
+    if len(results.tasks) > 1:
+        yield "averages: unweighted means over tasks; ±: over documents, of which those of one source are one draw"
     yield from prompt_notes(manifest)
     yield from (*origin_notes(manifest), *mixture(manifest))
     if any(task.ties for task in results.tasks):
