@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from evalkit.benchmarks.outcomes import Comparable, Label, Measure
-from evalkit.comparison.comparison_report import Unit, unit_of
 from evalkit.comparison.line import line_label, line_name
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
+from evalkit.comparison.sentences import Unit, unit_of
 from evalkit.comparison.sides import Side, check_uniform, step_of
 from evalkit.errors import UsageError
 from evalkit.escape import counted

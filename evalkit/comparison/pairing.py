@@ -18,9 +18,8 @@ from evalkit.benchmarks.outcomes import CONTENT, Comparable, Label, Measure
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.comparison.sides import Side, check_pairs
 from evalkit.errors import UsageError
-from evalkit.runs.accuracies import sources_of
 from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.score_table import MARGIN, with_default_rule
+from evalkit.runs.score_table import MARGIN, sources_of, with_default_rule
 from evalkit.runs.traits import is_imported, unofficial
 from evalkit.stats.estimates import Codes, Floats
 

@@ -21,10 +21,10 @@ import numpy as np
 from evalkit.benchmarks.outcomes import Measure
 from evalkit.benchmarks.request import DEFAULT_SUITE
 from evalkit.comparison.comparison import compare_pairing
-from evalkit.comparison.comparison_report import Unit, continuous_sentence, unit_of
 from evalkit.comparison.differences import AverageDifference
 from evalkit.comparison.line import MCNEMAR, ScoredLine, average_difference, by_task
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
+from evalkit.comparison.sentences import Unit, continuous_sentence, unit_of
 from evalkit.comparison.sides import Side
 from evalkit.data import TASKS
 from evalkit.data.sampling import ALL_DOCUMENTS, selection_of

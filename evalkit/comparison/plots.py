@@ -12,9 +12,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from evalkit.comparison.comparison_report import Unit, headline, label, p_text, page_unit
 from evalkit.comparison.curves import Curve, curve_unit
 from evalkit.comparison.differences import DOWN, TOO_FEW, UNDECIDED, UP, Comparison, Difference, TaskDifference
+from evalkit.comparison.sentences import Unit, headline, label, p_text, page_unit
 from evalkit.reporting import figures
 from evalkit.reporting.figures import GREY, INK, PLAIN, new_figure, save_figure, short_name, style_axes
 

@@ -18,10 +18,11 @@ from evalkit.benchmarks.outcomes import Comparable
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import remembering
 from evalkit.comparison.comparison import compare_pairing, decided_together, rule_of, subject_differences
-from evalkit.comparison.comparison_report import comparison_report, headline, p_text, unit_of
+from evalkit.comparison.comparison_report import comparison_report
 from evalkit.comparison.curves import Curve, curve, curve_report
 from evalkit.comparison.differences import UNDECIDED, Comparison
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
+from evalkit.comparison.sentences import headline, p_text, unit_of
 from evalkit.comparison.sides import Group, Side, check_unique, names, sides_of
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import doing

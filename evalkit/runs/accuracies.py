@@ -16,8 +16,8 @@ import pandas as pd
 from evalkit.errors import RunError, UsageError
 from evalkit.escape import brief, counted, with_error
 from evalkit.runs.rules import Floats, Rule, all_rules, decide, find_rule, row_scores, why_unusable
-from evalkit.runs.score_table import CLUSTER, MARGIN, ContinuousOutcome, why_unsized
-from evalkit.stats.estimates import Codes, error_of_average, mean
+from evalkit.runs.score_table import MARGIN, ContinuousOutcome, sources_of, why_unsized
+from evalkit.stats.estimates import error_of_average, mean
 
 
 @dataclass(frozen=True)
@@ -128,18 +128,6 @@ def _result(name: str, decisions: pd.DataFrame) -> TaskResult:
         ties=int(decisions["tie"].sum()),
         truncated=None if decisions["truncated"].isna().any() else int((decisions["truncated"] > 0).sum()),
     )
-
-
-def sources_of(documents: pd.DataFrame) -> tuple[Codes | None, Codes | None]:
-    """Return [n] numbers of the documents' sources and of their subjects, as `stats.estimates.mean` takes them.
-
-    None where no source has two documents, and where there is one subject. Sources are numbered within subjects.
-    """
-    subjects, names = documents["subtask"].factorize()
-    alone = CLUSTER not in documents or (documents[CLUSTER] == documents["doc_id"]).all()
-    sources = None if alone else documents.groupby(["subtask", CLUSTER], sort=False).ngroup()
-    clusters = None if sources is None else np.asarray(sources, np.int64)
-    return clusters, np.asarray(subjects, np.int64) if len(names) > 1 else None
 
 
 def error_over_documents(values: Floats, documents: pd.DataFrame) -> float | None:

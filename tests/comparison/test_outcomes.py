@@ -20,11 +20,12 @@ from statsmodels.stats.power import TTestPower
 from evalkit import Comparison
 from evalkit.benchmarks.prompt_variants import PROMPT, PROMPTS
 from evalkit.benchmarks.registry import benchmark
-from evalkit.comparison.comparison_report import comparison_report, prompts_sentence
+from evalkit.comparison.comparison_report import comparison_report
 from evalkit.comparison.curves import curve, curve_report
 from evalkit.comparison.differences import exit_code
 from evalkit.comparison.plots import curves as draw_curves
 from evalkit.comparison.plots import forest
+from evalkit.comparison.sentences import prompts_sentence
 from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
 from evalkit.runs.folder import Run, load_run

@@ -29,7 +29,6 @@ from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.benchmarks.prompt_variants import PROMPT, PROMPTS
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.inputs.validated import Stored
-from evalkit.runs.accuracies import error_over_documents
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import decide, find_rule
 from evalkit.runs.score_table import CLUSTER, MARGIN, ScoreRow, outcome_of
@@ -168,6 +167,8 @@ def subject_accuracies(tables: PromptTables, task: str, rule: str) -> list[Varie
 
 def _accuracy(tables: PromptTables, name: str, rule: str, chosen: NDArray[np.bool_]) -> VariedAccuracy:
     """Return the accuracy over the chosen documents, [documents], which have the same prompts."""
+    from evalkit.runs.accuracies import error_over_documents
+
     n, has = int(chosen.sum()), tables.has[:, chosen].any(axis=1)
     answers = np.ascontiguousarray(tables.graded(rule)[has][:, chosen])
     score, documents = answers.mean(axis=0), tables.documents[chosen]
