@@ -93,6 +93,8 @@ class Measure:
     """Layers that a document's score is the mean of, in words; must be the same in two runs."""
     resolution: float = 0.0
     """Share of the scores up to which a difference of means is rounding: one checkpoint, computed in two ways."""
+    least_documents: int = 0
+    """Documents below which a task alone has no verdict: the scores have rare outliers, which fewer do not show."""
 
     @property
     def is_share(self) -> bool:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from evalkit.comparison.curves import Curve
     from evalkit.comparison.sides import Side
 
+PAIR_SEEDS = option(
+    False, "The n-th runs of all sides have one seed, the same data in the same order.", "as the study declares"
+)
+
 
 @command()
 def compare(
@@ -32,16 +36,18 @@ def compare(
     printer: Printer,
     plot: Path | None = PLOT,
     fail_if_worse: bool = option(False, "Exit with 3 where a later side is worse, with 4 where it is undecided."),
-    margin: float = option(0.0, "With --fail-if-worse: points, or the outcome's unit, by which the average may be "
-                           "worse."),
+    margin: float | None = typed_option(None, "Acceptable loss, in points or the outcome's unit: is B not worse by "
+                                        "that, or equivalent?"),
+    pair_seeds: bool = PAIR_SEEDS,
     root: Path | None = RUNS_IN,
 ) -> int:  # fmt: skip
     """Compare runs on the same documents: paired differences, intervals, tests, and the smallest detectable difference.
 
     RUNS are run folders, or ids, names or checkpoints of runs in --in (evalkit ls runs); of several runs of a
     checkpoint, those that are measured alike. The first is the baseline
-    A; each other one is compared with it, with Holm's correction over the tasks of each pair. With --study they are
-    names of its checkpoints, NAME or NAME@STEP, whose seeds are the runs of a side; without any, all of them.
+    A; each other one is compared with it. The primary verdict is on the average, corrected over the sides; all else is
+    secondary. With --study they are names of its checkpoints, NAME or NAME@STEP, whose seeds are the runs of a side;
+    without any, all of them.
 
     \b
     evalkit compare RUN_A RUN_B
@@ -59,16 +65,16 @@ def compare(
     from evalkit.comparison.differences import exit_code
     from evalkit.runs.score_table import outcome_key
 
-    exclude(curve=curve, fail_if_worse=fail_if_worse)
-    require("--fail-if-worse", fail_if_worse, margin=margin or None)
+    for name, given in {"fail_if_worse": fail_if_worse, "margin": margin, "pair_seeds": pair_seeds or None}.items():
+        exclude(curve=curve, **{name: given})
     exclude(study=study, **{"in": root})
-    if not isfinite(margin):
-        raise UsageError(f"--margin {margin}: is not a finite number")
+    if margin is not None and not (isfinite(margin) and margin >= 0):
+        raise UsageError(f"--margin {margin}: expected a finite number, 0 or more")
     source, key, notes = Source(study, benchmark, groups), outcome_key(outcome, rule), list[str]()
     with doing("reading and comparing runs"):
         if not curve:
             sides, key, notes = _sides(source, runs, root, key, is_strict=fail_if_worse)
-            comparisons = compare_sides(sides, key)
+            comparisons = compare_sides(sides, key, margin, pair_seeds or source.pairs_seeds, in_points=True)
             if fail_if_worse and (own_rules := comparisons[0].own_rules):
                 raise UsageError(f"the runs have different rules ({', '.join(own_rules)}); give --rule")
             shown = comparison_report(comparisons)
@@ -83,10 +89,7 @@ def compare(
             plots.curves(curves, plot)
         else:
             plots.forest(comparisons, plot)
-    if not fail_if_worse:
-        return 0
-    # Percentage points for shares, else the measure's own unit
-    return exit_code(comparisons, margin / (100 if comparisons[0].measure.is_share else 1))
+    return exit_code(comparisons) if fail_if_worse else 0
 
 
 def _curves(source: Source, runs: Sequence[str], root: Path | None, key: str | None) -> tuple[list[Curve], list[str]]:
@@ -118,6 +121,7 @@ def plan(
                                             "of two sides the observed one; else 1"),
     discordant: float | None = typed_option(None, "Without two sides: documents that only one will get right, in %.",
                                             "as of independent answers"),
+    pair_seeds: bool = PAIR_SEEDS,
     accuracy: float | None = typed_option(None, "Without runs: of both sides, in %.", "50"),
     printer: Printer,
     root: Path | None = RUNS_IN,
@@ -151,12 +155,12 @@ def plan(
             sides, key, notes = _sides(source, runs, root, outcome_key(outcome, rule))
             if len(sides) != 2:
                 raise UsageError(f"a plan is about two sides; name two of {', '.join(side.name for side in sides)}")
-            pairing = pair(sides[0], sides[1], {})
+            pairing = pair(sides[0], sides[1], {}, pair_seeds or source.pairs_seeds)
             if difference is not None and pairing.measure(pairing.key(key)).is_share:
                 difference /= 100
             shown = plan_pairing(pairing, key, difference)
         else:
-            require("two sides", False, outcome=outcome)
+            require("two sides", False, outcome=outcome, pair_seeds=pair_seeds or None)
             require("a run", bool(runs), rule=rule)
             run = named_run(runs[0], root) if runs else None
             share = None if discordant is None else discordant / 100

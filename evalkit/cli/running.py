@@ -121,6 +121,11 @@ class Source:
             say(note)
         return named
 
+    @property
+    def pairs_seeds(self) -> bool:
+        """Whether the study declares that seeds are pairs."""
+        return self.results is not None and self.results.study.pair_seeds
+
     @cached_property
     def results(self) -> StudyResults | None:
         """The study's runs; None without a study."""

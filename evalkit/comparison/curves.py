@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from evalkit.benchmarks.outcomes import Comparable, Label, Measure
-from evalkit.comparison.comparison_report import Unit, unit_of
 from evalkit.comparison.line import line_label, line_name
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
+from evalkit.comparison.sentences import Unit, unit_of
 from evalkit.comparison.sides import Side, check_uniform, step_of
 from evalkit.errors import UsageError
 from evalkit.escape import counted
@@ -136,7 +136,7 @@ def _adjusted(estimate: Estimate, sources: float, size: float, measure: Measure)
     """
     if not measure.is_share:
         return _Accuracy(estimate, sources, size, estimate)
-    value, variance, freedom = estimate
+    value, variance, freedom, _ = estimate
     more = Estimate(2 * value - 1, 4 * variance, freedom)
     for n in (sources, sources + 2):
         more = with_one_won_and_one_lost(more, n, size)

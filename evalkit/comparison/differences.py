@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from evalkit.benchmarks.outcomes import Label, Measure
 from evalkit.comparison.sides import Claim
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
+TOO_FEW = "too few"
+"""Verdict on a task with too few documents for its measure (`Measure.least_documents`)."""
+EQUIVALENT, NOT_WORSE = "equivalent", "not worse"
+"""Verdicts on a margin, beside worse and undecided; a side that is equivalent is not worse either."""
 HIGHER, LOWER = "higher", "lower"
 """Verdicts for measures without a better direction."""
 UP, DOWN = (BETTER, HIGHER), (WORSE, LOWER)
@@ -52,7 +56,8 @@ class Difference:
     difference: float
     low: float
     high: float
-    """The 95 % interval."""
+    """The 95 % interval; that of the average over all tasks, where several sides are compared with A, holds for all
+    sides together."""
     stderr: float | None
     """None if there are too few documents to estimate it."""
     freedom: float | None
@@ -60,16 +65,20 @@ class Difference:
     is the value that gives the same interval."""
     p: float | None
     spread: Spread | None
-    """Variance components, if a side has several runs."""
+    """Variance components, if a side has several runs; of runs in pairs those of the differences, as B's."""
     verdict: str
-    """On B: "better" or "worse" ("higher" or "lower" where neither is better), or "undecided"."""
+    """On B: "better" or "worse" ("higher" or "lower" where neither is better), "undecided" or "too few"."""
+    p_holm: float | None = None
+    """p corrected for what is decided together: the tasks; or the sides, for the average over all tasks."""
+    detectable: float | None = None
+    """Smallest true difference that is found with 80 % power, after the correction; None if there is none."""
 
     def __repr__(self) -> str:
         interval = f"95 % {self.low:+.4g} to {self.high:+.4g}"
         return brief(self, self.name, f"{self.difference:+.4g}", interval, self.verdict)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class TaskDifference(Difference):
     """One task, or one layer of it."""
 
@@ -78,25 +87,22 @@ class TaskDifference(Difference):
     strata: int
     """Subjects; 1 for a task without subjects."""
     dropped: int
+    total: int
+    """Documents that the benchmark has; 0: unknown."""
     official: bool
     won: int
     """Documents that B scores better on, or higher where neither is better."""
     lost: int
     same: int
     test: str
-    p_holm: float | None
-    detectable: float | None
-    """Smallest true difference that these documents detect with 80 % power (without Holm); None if there is none."""
+    dominance: float
+    """Share of the variance over documents that is due to a single source."""
     layer: int | None = None
 
 
 @dataclass(frozen=True, repr=False)
 class AverageDifference(Difference):
     """An unweighted mean over tasks, which are taken as fixed."""
-
-
-Rows: TypeAlias = tuple[tuple[TaskDifference, ...], tuple[AverageDifference, ...]]
-"""Differences of tasks, or of their layers, and of averages."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,7 @@ class RuleVerdict:
 
 @dataclass(frozen=True)
 class ContinuousEvidence:
-    """What a continuous outcome shows beside accuracy."""
+    """What a continuous outcome shows beside accuracy: a secondary outcome."""
 
     outcome: str
     measure: Measure
@@ -120,11 +126,25 @@ class ContinuousEvidence:
     """Over the same documents of all tasks but `left_out`; not corrected for being a second look."""
     left_out: tuple[str, ...]
     """Tasks whose answers are letters: they would outweigh the others, and mostly measure the format."""
-    times: float | None
-    """How many times fewer documents it needs than accuracy for the same power; None if that is not known."""
     times_low: float | None
-    """The 95 % interval, which may have no upper end."""
+    """How many times as many documents accuracy needs for the same power: the 95 % interval, which may have no upper
+    end. None if a side has several runs: then it may be seeds that limit the power."""
     times_high: float | None
+
+
+@dataclass(frozen=True)
+class MarginVerdict:
+    """What is shown about a loss of B of more than a margin."""
+
+    margin: float
+    """A fraction, or in the measure's unit."""
+    verdict: str
+    """Of the average: "equivalent" (the interval is within the margin on both sides), "not worse" (above it),
+    "worse" (by more than the margin), or "undecided"."""
+    worse: tuple[str, ...]
+    """Tasks that are worse by more than the margin, after Holm's correction."""
+    not_worse: tuple[str, ...]
+    """Tasks that are not, after the same correction."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +172,9 @@ class Comparison:
     letters: tuple[str, ...] = ()
     """Tasks whose answers are letters, if the outcome is one that mostly measures their format."""
     continuous: ContinuousEvidence | None = None
+    sides: int = 1
+    """Number of sides that are compared with A, over which the verdict on the average is corrected."""
+    margin: MarginVerdict | None = None
 
     def __repr__(self) -> str:
         average = f"average {self.average.difference:+.4g}: {self.average.verdict}"
@@ -174,7 +197,7 @@ class Comparison:
 
     @property
     def average(self) -> AverageDifference:
-        """Over all tasks."""
+        """Over all tasks: its verdict is the primary one."""
         return self.averages[-1]
 
     def count(self, verdict: str) -> int:
@@ -182,23 +205,31 @@ class Comparison:
         return sum(task.verdict == verdict for task in self.tasks)
 
 
-def exit_code(comparisons: Sequence[Comparison], margin: float) -> int:
-    """Return 0 if no side is worse than A by more than the margin (non-inferiority), 3 if one is, 4 if undecided.
+def on_margin(average: AverageDifference, margin: float, sign: int) -> str:
+    """Return the verdict of an average's interval on a margin; `sign`: 1 if higher is better, else -1."""
+    worst, best = sorted((sign * average.low, sign * average.high))
+    if best < -margin:
+        return WORSE
+    if worst <= -margin:
+        return UNDECIDED
+    return EQUIVALENT if best < margin else NOT_WORSE
 
-    A side is worse if its average is (the whole interval is below -margin), or if a task is, after Holm's correction,
-    by more than the margin. It is non-inferior if the whole interval of its average is above -margin. Without a margin
-    a side that is equal to A is therefore undecided: no number of documents proves that two sides are equal.
 
-    The margin is a fraction, or in the measure's unit. A measure without a better direction raises `UsageError`.
+def exit_code(comparisons: Sequence[Comparison]) -> int:
+    """Return 0 if every side is shown not to be worse than A by more than the margin, 3 if one is worse, else 4.
+
+    The average decides (`Comparison.margin`; without a margin its verdict: better is 0). A task that is shown to be
+    worse by more than the margin turns a 0 into 4, never into 3: a side is then neither worse nor free of a loss.
+
+    A measure without a better direction raises `UsageError`.
     """
-    measure = comparisons[0].measure
+    measure, codes = comparisons[0].measure, []
     if measure.higher_is_better is None:
         raise UsageError(f"of {measure.name} neither higher nor lower is better; remove --fail-if-worse")
-    sign, codes = 1 if measure.higher_is_better else -1, []
-    for comparison in comparisons:
-        worst, best = sorted((sign * comparison.average.low, sign * comparison.average.high))
-        losses = [-sign * task.difference for task in comparison.tasks if task.verdict == WORSE]
-        if best < -margin or max(losses, default=0.0) > margin:
-            return 3
-        codes.append(0 if worst > -margin else 4)
-    return max(codes)
+    for each in comparisons:
+        verdict, lost = each.average.verdict, each.count(WORSE) > 0
+        if each.margin is not None:
+            verdict, lost = each.margin.verdict, bool(each.margin.worse)
+        passes = verdict in (BETTER, EQUIVALENT, NOT_WORSE) and not lost
+        codes.append(3 if verdict == WORSE else 0 if passes else 4)
+    return 3 if 3 in codes else max(codes)

@@ -16,10 +16,10 @@ import numpy as np
 from evalkit.benchmarks.differences import document_difference
 from evalkit.benchmarks.outcomes import CONTENT, Comparable, Label, Measure
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.comparison.sides import Side
+from evalkit.comparison.sides import Side, check_pairs
 from evalkit.errors import UsageError
 from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.score_table import CLUSTER, MARGIN, with_default_rule
+from evalkit.runs.score_table import MARGIN, sources_of, with_default_rule
 from evalkit.runs.traits import is_imported, unofficial
 from evalkit.stats.estimates import Codes, Floats
 
@@ -41,6 +41,8 @@ class PairedTask:
     dropped: int
     """Documents that only some of the runs have."""
     official: bool
+    total: int = 0
+    """Documents that the benchmark has; 0: unknown."""
 
     @property
     def n(self) -> int:
@@ -62,6 +64,8 @@ class Pairing:
     """Task that is not compared → reason."""
     graded: tuple[Comparable, ...]
     """Runs of A, then of B."""
+    in_pairs: bool = False
+    """Whether the n-th runs of both sides have the same seed, declared before their results were seen."""
 
     @property
     def names(self) -> list[str]:
@@ -127,12 +131,16 @@ def _common(names: Sequence[Sequence[str]]) -> list[str]:
     return [name for name in names[0] if all(name in other for other in names)]
 
 
-def pair(a: Side, b: Side, graded: dict[str, Comparable]) -> Pairing:
+def pair(a: Side, b: Side, graded: dict[str, Comparable], in_pairs: bool = False) -> Pairing:
     """Pair the runs of two sides by document; runs that are read are added to `graded`, by their folder.
 
-    Runs of different suites or documents, or without a common task, raise `UsageError`.
+    `in_pairs`: the n-th runs of both sides have the same seed. Of two single runs this has no effect.
+
+    Runs of different suites or documents, without a common task, or seeds that are no pairs, raise `UsageError`.
     """
     runs = (*a.runs, *b.runs)
+    if in_pairs:
+        check_pairs(a, b)
     for run in runs:
         if run.suite != runs[0].suite:
             suites = f"suite {runs[0].suite} and run {run.folder.name} of {run.suite}"
@@ -156,7 +164,7 @@ def pair(a: Side, b: Side, graded: dict[str, Comparable]) -> Pairing:
     for task in shared:
         for run in runs[1:]:
             check_same_documents(runs[0], run, task, all(of_run.has_contents for of_run in of_runs))
-    return Pairing(a, b, tuple(_paired(of_runs, shared)), left_out, of_runs)
+    return Pairing(a, b, tuple(_paired(of_runs, shared)), left_out, of_runs, in_pairs and len(a.runs) > 1)
 
 
 def check_same_documents(a: Run, b: Run, task: str, by_content: bool = False) -> None:
@@ -180,15 +188,12 @@ def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[Paired
                     subtask, identity = first[["subtask", "doc_id"]].iloc[int(wrong[0])]
                     runs = f"{of_run.run.folder.name} than in run {graded[0].run.folder.name}"
                     raise UsageError(f"task {task}: {subtask} document {identity} has another '{column}' in run {runs}")
-        subjects, names = first["subtask"].factorize()
-        alone = (first[CLUSTER].to_numpy() == first["doc_id"].to_numpy()).all()
-        # Clusters are numbered by subtask and source, since subtasks may number their sources alike
-        sources = None if alone else first.groupby(["subtask", CLUSTER], sort=False).ngroup()
-        clusters = None if sources is None else np.asarray(sources, np.int64)
-        strata = np.asarray(subjects, np.int64) if len(names) > 1 else None
+        clusters, strata = sources_of(first)
         rows = tuple(np.asarray(table.index, np.int64) for table in chosen)
         official = not any(task in marked for run in graded for marked in unofficial(run.run.manifest).values())
-        yield PairedTask(task, clusters, strata, rows, dropped, official)
+        known = graded[0].run.manifest["documents"].get(task, {})
+        total = known.get("count", 0) if isinstance(known, dict) else 0
+        yield PairedTask(task, clusters, strata, rows, dropped, official, total)
 
 
 def _identity(task: str, tables: list[pd.DataFrame], graded: tuple[Comparable, ...]) -> str:

@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from statistics import median_low
@@ -21,10 +21,10 @@ import numpy as np
 from evalkit.benchmarks.outcomes import Measure
 from evalkit.benchmarks.request import DEFAULT_SUITE
 from evalkit.comparison.comparison import compare_pairing
-from evalkit.comparison.comparison_report import Unit, continuous_sentence, unit_of
 from evalkit.comparison.differences import AverageDifference
 from evalkit.comparison.line import MCNEMAR, ScoredLine, average_difference, by_task
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
+from evalkit.comparison.sentences import Unit, continuous_sentence, unit_of
 from evalkit.comparison.sides import Side
 from evalkit.data import TASKS
 from evalkit.data.sampling import ALL_DOCUMENTS, selection_of
@@ -67,29 +67,33 @@ class OutcomePlan:
     def unit(self) -> Unit:
         return unit_of(self.lines[0].measure, [self.observed.stderr])
 
-    def smallest(self, documents: int, seeds: int) -> tuple[float, float]:
-        """Return that of the average, at 5 %, and the one that half of the tasks detect alone, at 5 % / tasks.
+    def smallest(self, documents: int, seeds: int, of: int) -> float:
+        """Return that of the average, at 5 % (`of` 0), or the one that half of the tasks detect alone, at 5 % / tasks.
 
         Of so many documents of each task, or all of a task that has fewer. Infinite if no difference is detected.
         """
-        errors, tasks, span, level = [], [], self.lines[0].measure.span, ALPHA / len(self.lines)
-        for line, total in zip(self.lines, self.totals, strict=True):
-            scale = min(documents, total) / line.paired.n
-            errors.append(error := Estimate(0.0, line.documents.variance / scale, line.documents.freedom * scale))
-            if line.spread is not None:
-                tasks.append(seeds_detectable(line.spread, seeds, scale, level) if seeds > 1 else None)
-            elif line.test == MCNEMAR:
-                tasks.append(mcnemar_detectable(min(documents, total), (line.won + line.lost) * scale, level))
-            else:
-                tasks.append(t_detectable(error.stderr, error.freedom, span, level))
-        whole, spread, of_average = average(errors), self.observed.spread, tasks[0]
-        if spread is not None:
+        if of or len(self.lines) == 1:
+            level = ALPHA / len(self.lines)
+            tasks = (
+                self._of_task(*line, documents, seeds, level) for line in zip(self.lines, self.totals, strict=True)
+            )
+            return median_low(math.inf if smallest is None else smallest for smallest in tasks)
+        whole = average([_scaled(line, min(documents, n)) for line, n in zip(self.lines, self.totals, strict=True)])
+        if (spread := self.observed.spread) is not None:
             scale = spread.documents / whole.variance if whole.variance else 1.0
             of_average = seeds_detectable(spread, seeds, scale) if seeds > 1 else None
-        elif len(tasks) > 1:
-            of_average = t_detectable(whole.stderr, whole.freedom, span)
-        known = [math.inf if smallest is None else smallest for smallest in (of_average, *tasks)]
-        return known[0], median_low(known[1:])
+        else:
+            of_average = t_detectable(whole.stderr, whole.freedom, self.lines[0].measure.span)
+        return math.inf if of_average is None else of_average
+
+    def _of_task(self, line: ScoredLine, total: int, documents: int, seeds: int, level: float) -> float | None:
+        count = min(documents, total)
+        if line.spread is not None:
+            return seeds_detectable(line.spread, seeds, count / line.paired.n, level) if seeds > 1 else None
+        if line.test == MCNEMAR:
+            return mcnemar_detectable(count, (line.won + line.lost) * count / line.paired.n, level)
+        error = _scaled(line, count)
+        return t_detectable(error.stderr, error.freedom, line.measure.span, level)
 
     def fewest(self, of: int, seeds: int | None = None, documents: int | None = None) -> int | None:
         """Return the fewest documents of each task, or seeds of each side, for the expected difference.
@@ -98,12 +102,18 @@ class OutcomePlan:
         """
 
         def suffice(count: int) -> bool:
-            return self.smallest(documents or count, seeds or count)[of] <= abs(self.expected)
+            return self.smallest(documents or count, seeds or count, of) <= abs(self.expected)
 
         least, most = (2, MOST_SEEDS) if seeds is None else (min(_LEAST, max(self.totals)), max(self.totals))
         counts = range(least, most + 1)
         index = bisect_left(counts, True, key=suffice)
         return counts[index] if index < len(counts) else None
+
+
+def _scaled(line: ScoredLine, documents: int) -> Estimate:
+    """Return the error that a line has with so many documents."""
+    scale = documents / line.paired.n
+    return Estimate(0.0, line.documents.variance / scale, line.documents.freedom * scale)
 
 
 def plan_pairing(pairing: Pairing, rule: str | None, difference: float | None) -> Report:
@@ -114,19 +124,22 @@ def plan_pairing(pairing: Pairing, rule: str | None, difference: float | None) -
     counts = {len(pairing.a.runs), len(pairing.b.runs)}
     if 1 in counts and len(counts) > 1:
         raise UsageError("one side has several runs, the other a single one; a plan needs several of both, or one")
-    graded, key, plans = pairing.graded[0], pairing.key(rule), list[OutcomePlan]()
+    graded, key, plans, unpaired = pairing.graded[0], pairing.key(rule), list[OutcomePlan](), list[OutcomePlan]()
     for name in (key, *(OUTCOMES if graded.beside(key) else ())):
         letters = graded.of_letters(name) if plans else ()
         with suppress(*[UsageError] * len(plans)):  # a run may lack an outcome, as that of a log
-            of_tasks = by_task(pairing, f"{MARGIN}:{key}" if name == MARGIN else name)
-            lines = [line for line in of_tasks if line.paired.task not in letters]
+            kept = replace(pairing, tasks=tuple(task for task in pairing.tasks if task.task not in letters))
+            lines = by_task(kept, of := f"{MARGIN}:{key}" if name == MARGIN else name)
             title = f"accuracy ({key})" if (title := lines[0].measure.name) == "accuracy" else title
             expected = average_difference("Average", lines).difference
             if difference is not None and not plans:
                 expected = difference
-            plans.append(OutcomePlan(title, lines, _benchmark(pairing, lines)[1], expected))
+            plans.append(OutcomePlan(title, lines, totals := _benchmark(pairing, lines)[1], expected))
+            if pairing.in_pairs:
+                lines = by_task(replace(kept, in_pairs=False), of)
+                unpaired.append(OutcomePlan(f"{title}, unpaired", lines, totals, expected))
     suite, _ = _benchmark(pairing, plans[0].lines)
-    return _report(plans, suite, min(counts), continuous_sentence(compare_pairing(pairing, key)))
+    return _report(plans, suite, min(counts), continuous_sentence(compare_pairing(pairing, key)), unpaired)
 
 
 def plan_guess(
@@ -167,17 +180,30 @@ def _benchmark(pairing: Pairing, lines: Sequence[ScoredLine]) -> tuple[str, list
     return pairing.graded[0].run.suite if is_whole or totals != seen else "the runs' documents", totals
 
 
-def _report(plans: Sequence[OutcomePlan], suite: str, seeds: int, sentence: str | None = None) -> Report:
-    """Build the report of plans; the verdict is about the first one's expected difference."""
+def _report(
+    plans: Sequence[OutcomePlan],
+    suite: str,
+    seeds: int,
+    sentence: str | None = None,
+    unpaired: Sequence[OutcomePlan] = (),
+) -> Report:
+    """Build the report of plans; the verdict is about the first one's expected difference.
+
+    `unpaired` has the plans of seeds that are not in pairs, for comparison with those that are.
+    """
     first, most, records = plans[0], max(plans[0].totals), list[dict[str, Any]]()
     kinds, unit = ("average", "a task")[: len(first.lines)], first.unit
 
-    def rows(fixed: dict[str, int], name: str, counts: Sequence[int]) -> Iterator[list[str]]:
+    def rows(
+        plans: Sequence[OutcomePlan], fixed: dict[str, int], name: str, counts: Sequence[int]
+    ) -> Iterator[list[str]]:
         for plan, (of, kind) in product(plans, enumerate(kinds)):
+            if of and plan in unpaired:
+                continue
             fewest, cells = plan.fewest(of, **fixed), list[str]()
             about = {"outcome": plan.name, "of": kind, "expected": plan.expected, "needs": fewest} | fixed
             for count in counts:
-                value = plan.smallest(**fixed, **{name: count})[of]
+                value = plan.smallest(**fixed, **{name: count}, of=of)
                 cells.append(plan.unit.value(detectable := value if value < math.inf else None))
                 records.append(about | {name: count, "detectable": detectable})
             yield [plan.name, kind, *cells, plan.unit.difference(plan.expected), f"{fewest:,}" if fewest else "more"]
@@ -186,11 +212,11 @@ def _report(plans: Sequence[OutcomePlan], suite: str, seeds: int, sentence: str 
         return percent(sum(min(documents, total) for total in first.totals) / sum(first.totals)) + " %"
 
     sizes = [*(size for size in SIZES if size < most), most]
-    body = [[f"share of {suite}", "", *map(share, sizes), "", ""], *rows({"seeds": seeds}, "documents", sizes)]
+    body = [[f"share of {suite}", "", *map(share, sizes), "", ""], *rows(plans, {"seeds": seeds}, "documents", sizes)]
     headers = ("documents of each task", "", *(f"{size:,}" for size in sizes[:-1]), "all", "expected", "needs")
     tables = [simple_table("documents", headers, body, texts=2, ruled={1})]
     fewest, alone = (first.fewest(of, seeds=seeds) for of in (0, 1))
-    shown = f"all {sum(first.totals):,} documents detect {unit.value(first.smallest(most, seeds)[0])}{unit.points}"
+    shown = f"all {sum(first.totals):,} documents detect {unit.value(first.smallest(most, seeds, 0))}{unit.points}"
     enough = f"{fewest:,} documents of each task (--sample {fewest}, {share(fewest)} of {suite})" if fewest else ""
     verdict = f"A difference of {unit.value(abs(first.expected))}{unit.points} in {first.name} needs "
     verdict += enough or f"more than {suite} has: {shown}"
@@ -198,8 +224,12 @@ def _report(plans: Sequence[OutcomePlan], suite: str, seeds: int, sentence: str 
         verdict += f"; for half of its tasks alone {f'{alone:,}' if alone else 'more than it has'}"
     if first.observed.spread is not None:
         headers = ("seeds of each side, all documents", "", *map(str, SEEDS), "expected", "needs")
-        tables.append(simple_table("seeds", headers, [*rows({"documents": most}, "seeds", SEEDS)], texts=2))
-        needed = first.fewest(0, documents=most) or f"more than {MOST_SEEDS:,}"
+        of_seeds = [*rows([*plans, *unpaired], {"documents": most}, "seeds", SEEDS)]
+        tables.append(simple_table("seeds", headers, of_seeds, texts=2))
+        needed, *without = (
+            plan.fewest(0, documents=most) or f"more than {MOST_SEEDS:,}" for plan in (first, *unpaired)
+        )
         verdict += f"; with {seeds} seeds of each side. With all documents it needs {needed} seeds"
+        verdict += f" in pairs, unpaired {without[0]}" if without else ""
     content = {"verdict": f"{verdict}.", "suite": suite, "plan": records, "notes": [*_NOTES]}
     return Report(tuple(tables), tuple(filter(None, [f"{verdict}.", sentence])), (), _NOTES, content, records)

@@ -12,13 +12,13 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from evalkit.comparison.comparison_report import Unit, headline, label, p_text, page_unit
 from evalkit.comparison.curves import Curve, curve_unit
-from evalkit.comparison.differences import DOWN, UNDECIDED, UP, Comparison, Difference, TaskDifference
+from evalkit.comparison.differences import DOWN, TOO_FEW, UNDECIDED, UP, Comparison, Difference, TaskDifference
+from evalkit.comparison.sentences import Unit, headline, label, p_text, page_unit
 from evalkit.reporting import figures
 from evalkit.reporting.figures import GREY, INK, PLAIN, new_figure, save_figure, short_name, style_axes
 
-COLOURS = dict.fromkeys(UP, "#0072B2") | dict.fromkeys(DOWN, "#D55E00") | {UNDECIDED: GREY}
+COLOURS = dict.fromkeys(UP, "#0072B2") | dict.fromkeys(DOWN, "#D55E00") | {UNDECIDED: GREY, TOO_FEW: GREY}
 """Colours by verdict, distinguishable with red-green colour blindness."""
 
 _FAINT, _LIGHT = "#ececec", "#888888"
@@ -40,7 +40,7 @@ def forest(comparisons: Sequence[Comparison], path: Path) -> None:
     drawn = [row for each in comparisons for row in (*each.tasks, *each.averages)]
     edges = [edge for row in drawn for edge in (row.low, row.high) if math.isfinite(edge)]
     reach = max(map(abs, edges), default=0.0) or 1.0
-    shades = [min(task.detectable, reach) for task in drawn if isinstance(task, TaskDifference) and task.detectable]
+    shades = [min(row.detectable, reach) for row in drawn if row.detectable]
     least = max([reach / 4, *shades])  # on each side of zero
     limits = 1.06 * min([-least, *edges]), 1.06 * max([least, *edges])
     for panel, each in zip(panels, comparisons, strict=True):
@@ -51,7 +51,8 @@ def forest(comparisons: Sequence[Comparison], path: Path) -> None:
         _margin_text(panels[0], count, height, -6, fontsize=7.5, color=_LIGHT)
         _margin_text(panels[0], shown[name], height, -60, fontsize=9.5, color=INK, weight="normal" if count else "bold")
     adjusted = "adjusted (Bonett and Price), so not ± t SE; " * (comparisons[0].measure.bounds is not None)
-    interval = f"interval: 95 %, uncorrected; {adjusted}extended to 0 if not significant"
+    together = "of the average for all sides together; " * (comparisons[0].sides > 1)
+    interval = f"interval: 95 %, of tasks uncorrected; {together}{adjusted}extended to 0 if not significant"
     shaded = "; shaded: less than these documents can show" * bool(shades)
     figure.supxlabel(f"{interval}\nfilled: significant (tasks: Holm){shaded}", fontsize=7.5, color=_LIGHT)
     save_figure(figure, path)
@@ -102,13 +103,11 @@ def _panel(panel: Axes, compared: Comparison, heights: Mapping[str, float], limi
     unit = page_unit(compared)
     differences = (unit.difference(row.difference) for row in (*compared.tasks, *compared.averages))
     shift = 6 + 72 * max(figures.text_width(text, 9) for text in differences)
-    for task in compared.tasks:
-        if task.detectable is not None:
-            width = unit.factor * task.detectable
-            panel.barh(heights[task.name], 2 * width, 0.62, -width, color=_FAINT, zorder=0)
-        _row(panel, task, heights[task.name], task.p_holm, unit, shift)
-    for mean in compared.averages if len(compared.tasks) > 1 else ():
-        _row(panel, mean, heights[mean.name], mean.p, unit, shift)
+    for row in (*compared.tasks, *(compared.averages if len(compared.tasks) > 1 else ())):
+        if row.detectable is not None:
+            width = unit.factor * row.detectable
+            panel.barh(heights[row.name], 2 * width, 0.62, -width, color=_FAINT, zorder=0)
+        _row(panel, row, heights[row.name], row.p if row.p_holm is None else row.p_holm, unit, shift)
     panel.axvline(0, color=INK, linewidth=0.9, zorder=1)
     panel.set_xlim(*(unit.factor * limit for limit in limits))
     panel.set_ylim(min(heights.values()) - 0.7, 0.7)
@@ -128,8 +127,9 @@ def _panel(panel: Axes, compared: Comparison, heights: Mapping[str, float], limi
 
 def _row(panel: Axes, row: Difference, height: float, p: float | None, unit: Unit, shift: float) -> None:
     colour, marker = COLOURS[row.verdict], "o" if isinstance(row, TaskDifference) else "D"
-    reach, face = [unit.factor * row.low, unit.factor * row.high], "white" if row.verdict == UNDECIDED else colour
-    panel.plot(reach, [height, height], color=colour, linewidth=2.0, solid_capstyle="round", zorder=2)
+    reach, face = [unit.factor * row.low, unit.factor * row.high], "white" if colour == GREY else colour
+    if math.isfinite(sum(reach)):
+        panel.plot(reach, [height, height], color=colour, linewidth=2.0, solid_capstyle="round", zorder=2)
     look = {"marker": marker, "markersize": 6.5, "markerfacecolor": face, "markeredgewidth": 1.5}
     panel.plot([unit.factor * row.difference], [height], color=colour, zorder=3, **look)  # type: ignore[arg-type]
     _margin_text(panel, unit.difference(row.difference), height, shift, fontsize=9, color=colour)

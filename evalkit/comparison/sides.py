@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from evalkit.benchmarks.differences import differences
 from evalkit.errors import CheckpointError, UsageError
-from evalkit.escape import printable
+from evalkit.escape import counted, printable
 from evalkit.inputs.reading import MOST_TEXT_BYTES, read_json
 from evalkit.runs.finding import find_runs, is_completed, is_generic, only_run, settings_words
 from evalkit.runs.folder import Run
@@ -24,6 +24,21 @@ from evalkit.runs.traits import Trait, checkpoint_of, model_differences, same_ch
 
 _STEP = re.compile(r"(?:global_?step|step|iter(?:ation)?|checkpoint|ckpt)[-_= ]?(\d+)([kKmM]?)(?![0-9a-zA-Z])")
 _SCALE = {"": 1, "k": 1_000, "m": 1_000_000}
+
+
+_SEED = re.compile(r"seed[-_= ]?(\d+)")
+
+
+def check_pairs(a: Side, b: Side) -> None:
+    """Raise `UsageError` if the n-th runs of two sides cannot have the same seed, by their number or their names."""
+    if len(a.runs) != len(b.runs) or a.marks != b.marks:
+        counts = (f"{side.name} has {counted(len(side.runs), 'run')}" for side in (a, b))
+        raise UsageError(f"seeds in pairs need the same seeds on both sides: {' and '.join(counts)}")
+    for pair in zip(a.runs, b.runs, strict=True):
+        numbers = {int(seeds[-1]) for run in pair if (seeds := _SEED.findall(str(run.manifest["model"])))}
+        if len(numbers) > 1:
+            names = " and ".join(run.folder.name for run in pair)
+            raise UsageError(f"seeds in pairs: {names} have different seeds; name the runs of all sides in one order")
 
 
 def step_in(text: str) -> int | None:
@@ -207,8 +222,8 @@ class Claim:
     """Setting that differs besides the checkpoint → (A's values, B's); several values if a side's own runs differ."""
 
 
-def claim_of(a: Side, b: Side) -> Claim:
-    """Return the claim that a difference between two sides supports.
+def claim_of(a: Side, b: Side, in_pairs: bool = False) -> Claim:
+    """Return the claim that a difference between two sides, or their pairs of runs, supports.
 
     Raises:
         UsageError: the runs of one side differ in more than their checkpoint.
@@ -223,7 +238,8 @@ def claim_of(a: Side, b: Side) -> Claim:
         what = " and ".join(settings) or "its location"
         sentence = f"Both are the same checkpoint, so the claim is about {what}, not about models."
         return Claim("setting", sentence, settings)
-    few = "; with two seeds of a side its spread is hardly known, so only large differences show" if 2 in counts else ""
+    few = "; with two pairs" if in_pairs else "; with two seeds of a side"
+    few = f"{few} the spread is hardly known, so only large differences show" if 2 in counts else ""
     if counts == (1, 1):
         kind, unknown = "checkpoints", "could score differently, and one run does not show by how much"
         sentence = f"The claim is about these two checkpoints: another seed of either {unknown}."
@@ -237,7 +253,8 @@ def claim_of(a: Side, b: Side) -> Claim:
         limit = "their spread replaces the spread between seeds, and is likely smaller"
         sentence = f"The runs of a side are {about}, so the claim is about these trainings: {limit}."
     else:
-        kind, errors = "architectures", f"other seeds ({counts[0]} and {counts[1]} here) and other documents"
+        seeds = f"{counts[0]} pairs" if in_pairs else f"{counts[0]} and {counts[1]}"
+        kind, errors = "architectures", f"other seeds ({seeds} here) and other documents"
         sentence = f"The claim is about two architectures: the errors cover {errors}{few}."
     return Claim(kind, sentence, settings)
 

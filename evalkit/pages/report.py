@@ -17,11 +17,12 @@ from evalkit import __version__
 from evalkit.benchmarks.outcomes import Comparable
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import remembering
-from evalkit.comparison.comparison import compare_pairing, rule_of, subject_differences
-from evalkit.comparison.comparison_report import comparison_report, headline, p_text, unit_of
+from evalkit.comparison.comparison import compare_pairing, decided_together, rule_of, subject_differences
+from evalkit.comparison.comparison_report import comparison_report
 from evalkit.comparison.curves import Curve, curve, curve_report
 from evalkit.comparison.differences import UNDECIDED, Comparison
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
+from evalkit.comparison.sentences import headline, p_text, unit_of
 from evalkit.comparison.sides import Group, Side, check_unique, names, sides_of
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import doing
@@ -123,8 +124,10 @@ def contents_of_study(
         check_unique(sides)
         names = [f"{side.name}{mark}{suffix}" for side in sides for mark in side.marks]
         notes += [*results.unfinished(checkpoints, each), *results.changes(checkpoints, each)]
+        notes += results.pairs_note(checkpoints, each)
         curves = tuple(_trainings(results, checkpoints, each))
-        pages.append(PageBenchmark(each.name, tuple(sides), tuple(names), with_default_rule(rule, each.rule), curves))
+        key = with_default_rule(rule, each.rule)
+        pages.append(PageBenchmark(each.name, tuple(sides), tuple(names), key, curves, study.pair_seeds))
     if not any(page.sides for page in pages):
         raise UsageError(f"study {study.path}: no run is finished; run {results.remedy}")
     title = study.path.resolve().parent.name if study.path.stem == "study" else study.path.stem
@@ -201,7 +204,8 @@ def write_report(
 def _compared(comparison: PageBenchmark, number: int, several: bool) -> Iterator[Panel]:
     suite = comparison.title if several else ""
     if len(comparison.sides) > 1:
-        yield from comparison_panels(comparison.sides, comparison.rule, suite, f"comparison-{number}")
+        name = f"comparison-{number}"
+        yield from comparison_panels(comparison.sides, comparison.rule, suite, name, comparison.in_pairs)
     if comparison.trainings:
         name = f"curves-{number}"
         try:
@@ -212,7 +216,11 @@ def _compared(comparison: PageBenchmark, number: int, several: bool) -> Iterator
 
 
 def comparison_panels(
-    sides: Sequence[Side], rule: str | None = None, suite: str = "", name: str = "comparison"
+    sides: Sequence[Side],
+    rule: str | None = None,
+    suite: str = "",
+    name: str = "comparison",
+    in_pairs: bool = False,
 ) -> tuple[Panel, ...]:
     """Return a panel for each side but the first, the baseline; with the reason for a side that cannot be compared.
 
@@ -223,34 +231,39 @@ def comparison_panels(
     panels: list[Panel] = []
     graded: dict[str, Comparable] = {}
     baseline, *others = sides
-    pairings: list[Pairing | EvalkitError] = []
+    pairings = dict[str, Pairing]()
+    compared_sides, errors = dict[str, Comparison](), dict[str, EvalkitError]()
     for other in others:
         try:
-            pairings.append(pair(baseline, other, graded))
+            pairings[other.name] = pair(baseline, other, graded, in_pairs)
         except EvalkitError as error:
-            pairings.append(error)
-    paired = [pairing for pairing in pairings if isinstance(pairing, Pairing)]
-    for number, (other, pairing) in enumerate(zip(others, pairings, strict=True), 1):
-        address, title = f"{name}-{number}", f"{other.name} against {baseline.name}" + (f": {suite}" if suite else "")
+            errors[other.name] = error
+    for side, pairing in pairings.items():
         try:
-            if isinstance(pairing, EvalkitError):
-                raise pairing
-            compared = compare_pairing(pairing, *rule_of(paired, rule))
-            lines = "layer" if compared.measure.layers else "task"
-            words = f"Difference on each {lines} with its 95 % interval. {headline(compared)}"
-            figure = PageFigure(f"{address}-forest", words, svg_of(partial(forest, [compared])))
-            inner = []
-            if len(pairing.graded) == 2:
-                report = _agreement_report(pairing, compared)
-                inner.append(Panel(f"{address}-agreement", "Agreement by document", (report,)))
-            with_subjects = (task for task in pairing.tasks if task.strata is not None)
-            for of_task, task in enumerate(with_subjects, 1):
-                report, label = _subject_report(pairing, task, compared), pairing.label(task.task).full
-                inner.append(Panel(f"{address}-subjects-{of_task}", f"{label} by subject", (report,)))
-            panels.append(Panel(address, title, comparison_report([compared]).parts, (figure,), panels=tuple(inner)))
+            key, own = rule_of([*pairings.values()], rule)
+            compared_sides[side] = compare_pairing(pairing, key, own, len(pairings))
         except EvalkitError as error:
-            reason = f"{other.name} is not compared with {baseline.name}: {str(error).rstrip('.')}."
+            errors[side] = error
+    decided = dict(zip(compared_sides, decided_together([*compared_sides.values()]), strict=True))
+    for number, other in enumerate(others, 1):
+        address, title = f"{name}-{number}", f"{other.name} against {baseline.name}" + (f": {suite}" if suite else "")
+        if other.name in errors:
+            reason = f"{other.name} is not compared with {baseline.name}: {str(errors[other.name]).rstrip('.')}."
             panels.append(Panel(address, title, (Report((), facts=(reason,)),)))
+            continue
+        compared, pairing = decided[other.name], pairings[other.name]
+        lines = "layer" if compared.measure.layers else "task"
+        words = f"Difference on each {lines} with its 95 % interval. {headline(compared)}"
+        figure = PageFigure(f"{address}-forest", words, svg_of(partial(forest, [compared])))
+        inner = []
+        if len(pairing.graded) == 2:
+            report = _agreement_report(pairing, compared)
+            inner.append(Panel(f"{address}-agreement", "Agreement by document", (report,)))
+        with_subjects = (task for task in pairing.tasks if task.strata is not None)
+        for of_task, task in enumerate(with_subjects, 1):
+            report, label = _subject_report(pairing, task, compared), pairing.label(task.task).full
+            inner.append(Panel(f"{address}-subjects-{of_task}", f"{label} by subject", (report,)))
+        panels.append(Panel(address, title, comparison_report([compared]).parts, (figure,), panels=tuple(inner)))
     return tuple(panels)
 
 

@@ -35,6 +35,8 @@ class PageBenchmark:
     """Rule or outcome of the comparisons; None: the runs' own."""
     trainings: tuple[StudyTraining, ...] = ()
     """Trainings with two finished steps or more, drawn as curves."""
+    in_pairs: bool = False
+    """Whether the n-th seeds of all sides are pairs."""
 
     @property
     def runs(self) -> tuple[Run, ...]:

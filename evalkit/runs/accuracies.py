@@ -16,8 +16,8 @@ import pandas as pd
 from evalkit.errors import RunError, UsageError
 from evalkit.escape import brief, counted, with_error
 from evalkit.runs.rules import Floats, Rule, all_rules, decide, find_rule, row_scores, single_answers, why_unusable
-from evalkit.runs.score_table import MARGIN, OUTCOMES, ContinuousOutcome, why_unsized
-from evalkit.stats.estimates import error_of_average, error_of_share
+from evalkit.runs.score_table import MARGIN, OUTCOMES, ContinuousOutcome, sources_of, why_unsized
+from evalkit.stats.estimates import error_of_average, mean
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TaskResult:
     n: int
     accuracy: float
     stderr: float | None
-    """Standard error of the mean over documents (sample variance, as lm-eval's); None for a single document."""
+    """Standard error of the mean over documents, see `error_over_documents`; None for a single source."""
     chance: float
     """Expected accuracy of a uniform guess: the mean of 1 / choices."""
     ties: int
@@ -157,11 +157,21 @@ def _result(name: str, decisions: pd.DataFrame) -> TaskResult:
         task=name,
         n=n,
         accuracy=accuracy,
-        stderr=error_of_share(accuracy, n),
+        stderr=error_over_documents(decisions["correct"].to_numpy(float), decisions),
         chance=float((1 / decisions["choices"]).mean()),
         ties=int(decisions["tie"].sum()),
         truncated=None if decisions["truncated"].isna().any() else int((decisions["truncated"] > 0).sum()),
     )
+
+
+def error_over_documents(values: Floats, documents: pd.DataFrame) -> float | None:
+    """Return the standard error of the mean of [n] values, by sources and subjects, as in comparisons; None if unknown.
+
+    `documents` has their subtask, doc_id and cluster. Where no source has two documents and there is one subject, it is
+    that of the sample variance, as lm-eval's.
+    """
+    error = mean(values, *sources_of(documents)).variance ** 0.5
+    return None if math.isnan(error) else error
 
 
 def average_of(name: str, tasks: Sequence[TaskResult], size: int) -> Average:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from evalkit.errors import RunError, UsageError
 from evalkit.plugins import added, call_added, load_added
-from evalkit.runs.score_table import SEGMENTS, why_unsized
+from evalkit.runs.score_table import CLUSTER, SEGMENTS, why_unsized
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -307,14 +307,14 @@ def choose(table: pd.DataFrame, rule: Rule) -> RuleChoices:
 def decide(table: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     """Apply a rule and return its decisions with the documents they are about. Errors: as `row_scores`.
 
-    One row per document, in the table's order: task, subtask, doc_id, choices, gold, prediction (index of the choice),
-    correct (0 or 1), tie (whether several choices have the highest score), truncated.
+    One row per document, in the table's order: task, subtask, doc_id, cluster, choices, gold, prediction (index of the
+    choice), correct (0 or 1), tie (whether several choices have the highest score), truncated.
     """
     import pandas as pd
 
     starts, prediction, tie = choose(table, rule)
     documents = table.iloc[starts]
-    columns = ("task", "subtask", "doc_id", "choices", "gold")
+    columns = ["task", "subtask", "doc_id", *[CLUSTER] * (CLUSTER in documents), "choices", "gold"]
     return pd.DataFrame(
         {column: documents[column].to_numpy() for column in columns}
         | {

@@ -15,6 +15,8 @@ from evalkit.errors import UnknownNameError, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from evalkit.stats.estimates import Codes
+
 Segment = Literal["special", "instruction", "context", "continuation", "end"]
 SEGMENTS: tuple[str, ...] = get_args(Segment)
 """All segments, in the order of the score table's columns."""
@@ -67,6 +69,20 @@ OPTIONAL = {"greedy": None}
 
 UNCOUNTED = (*(f"n_{segment}" for segment in SEGMENTS), "truncated", "straddles")
 """Columns of token counts, which are unknown (NaN) in imported logs."""
+
+
+def sources_of(documents: pd.DataFrame) -> tuple[Codes | None, Codes | None]:
+    """Return [n] numbers of the documents' sources and of their subjects, as `stats.estimates.mean` takes them.
+
+    None where no source has two documents, and where there is one subject. Sources are numbered within subjects.
+    """
+    import numpy as np
+
+    subjects, names = documents["subtask"].factorize()
+    alone = CLUSTER not in documents or (documents[CLUSTER] == documents["doc_id"]).all()
+    sources = None if alone else documents.groupby(["subtask", CLUSTER], sort=False).ngroup()
+    clusters = None if sources is None else np.asarray(sources, np.int64)
+    return clusters, np.asarray(subjects, np.int64) if len(names) > 1 else None
 
 
 def score_table(rows: Sequence[ScoreRow], clusters: Mapping[tuple[str, int], int]) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from evalkit.stats.estimates import Estimate, Floats, interval
+from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, t_quantile
 
 
 def with_one_won_and_one_lost(estimate: Estimate, n: float, size: float = 1.0) -> Estimate:
@@ -34,7 +34,11 @@ def with_one_won_and_one_lost(estimate: Estimate, n: float, size: float = 1.0) -
 
 
 def adjusted_average(
-    whole: Estimate, tasks: Sequence[Estimate], sources: Sequence[float], sizes: Sequence[float]
+    whole: Estimate,
+    tasks: Sequence[Estimate],
+    sources: Sequence[float],
+    sizes: Sequence[float],
+    level: float = 1 - CONFIDENCE,
 ) -> Estimate:
     """Add two sources, one won and one lost, to an unweighted mean over tasks (to the pool of all tasks).
 
@@ -43,11 +47,12 @@ def adjusted_average(
         tasks: each task's adjusted estimate (`with_one_won_and_one_lost`).
         sources: number of sources of each task.
         sizes: size of each task's differences, see `size_of_differences`.
+        level: of the interval, with which it misses.
     """
-    return at_least_task_intervals(with_one_won_and_one_lost(whole, *pooled(sources, sizes)), tasks)
+    return at_least_task_intervals(with_one_won_and_one_lost(whole, *pooled(sources, sizes)), tasks, level)
 
 
-def at_least_task_intervals(whole: Estimate, tasks: Sequence[Estimate]) -> Estimate:
+def at_least_task_intervals(whole: Estimate, tasks: Sequence[Estimate], level: float = 1 - CONFIDENCE) -> Estimate:
     """Widen an average's interval to at least the length that each task's own error contributes.
 
     Satterthwaite's degrees of freedom treat a variance that is small by chance as well known: three documents that are
@@ -56,11 +61,12 @@ def at_least_task_intervals(whole: Estimate, tasks: Sequence[Estimate]) -> Estim
     Args:
         whole: of an unweighted mean over tasks; of shares, adjusted.
         tasks: of each task; of shares, adjusted.
+        level: of the interval, with which it misses.
     """
-    shares = [task._replace(value=whole.value, variance=task.variance / len(tasks) ** 2) for task in tasks]
+    shares = [whole._replace(variance=task.variance / len(tasks) ** 2, freedom=task.freedom) for task in tasks]
     if any(math.isnan(estimate.variance) for estimate in (whole, *shares)):
         return whole
-    return max([whole, *shares], key=lambda estimate: interval(estimate).high)
+    return max([whole, *shares], key=lambda share: t_quantile(1 - level / 2, share.freedom) * share.stderr)
 
 
 def size_of_differences(sums: Floats, weights: Floats, none: float = 1.0) -> float:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evalkit.stats.estimates import CONFIDENCE, Codes, Estimate, Floats, mean, t_quantile
+from evalkit.stats.estimates import CONFIDENCE, Codes, Estimate, Floats, hall, mean, t_quantile
 
 ENUMERATED = 16
 """Largest number of nonzero sums for which all patterns of signs (at most 2^16) are enumerated."""
@@ -78,12 +78,17 @@ def sign_flip(sums: Floats, seed: int = 0) -> float:
 
 
 def t_test(estimate: Estimate) -> float:
-    """Return the two-sided p value of a t test of an estimate against zero; NaN if its error is unknown."""
+    """Return the two-sided p value of an estimate against zero; NaN if its error is unknown.
+
+    It is that of t; of a skewed estimate the larger of it and that of Hall's transformation, as in `interval`.
+    """
     from scipy.special import stdtr
 
     if estimate.variance == 0:
         return 1.0 if estimate.value == 0 else math.nan
-    return 2 * float(stdtr(estimate.freedom, -abs(estimate.value) / estimate.stderr))
+    statistic = estimate.value / estimate.stderr
+    least = min(abs(statistic), abs(hall(statistic, estimate.skewness)))
+    return 2 * float(stdtr(estimate.freedom, -least))
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -151,7 +156,8 @@ class Spread(NamedTuple):
 def spread(a: Floats, b: Floats, clusters: Codes | None = None, strata: Codes | None = None) -> Spread:
     """Estimate the components of the variance of mean(b) - mean(a).
 
-    `a` [runs of A, n] and `b` [runs of B, n] are scores on the same documents; `clusters` and `strata` as of `mean`.
+    `a` [runs of A, n] and `b` [runs of B, n] are scores on the same documents; `clusters` and `strata` as of `mean`. Of
+    runs in pairs `a` is zero, [1, n], and `b` has the differences of the pairs: what a pair shares is not an error.
     """
     shared = 0.0
     for side in (a, b):

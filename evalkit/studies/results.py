@@ -78,6 +78,15 @@ class StudyResults:
         for sentence in self.unfinished(checkpoints, benchmark):
             raise UsageError(f"study {self.study.path}: {sentence.rstrip('.')}; run {self.remedy}")
 
+    def pairs_note(self, checkpoints: Sequence[StudyCheckpoint], benchmark: StudyBenchmark) -> list[str]:
+        """Return a sentence that says when seeds were declared as pairs, of a study that declares it."""
+        if not self.study.pair_seeds or all(checkpoint.seed is None for checkpoint in checkpoints):
+            return []
+        records = [record_of(self.study.output, StudyRun(checkpoint, benchmark)) for checkpoint in checkpoints]
+        if all(record is not None and record.in_pairs for record in records):
+            return ["Seeds in pairs: recorded by the study before these runs had results."]
+        return ["Seeds in pairs: declared when a run had results already, so results may have suggested it."]
+
     def changes(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> list[str]:
         """Return a sentence for each finished run of other files than its checkpoint has now."""
         sentences = []
@@ -148,7 +157,8 @@ def study_sides(results: StudyResults, names: Sequence[str], benchmark: StudyBen
     results.require(checkpoints, benchmark)
     sides = tuple(Side(model.name, results.runs(model.checkpoints, benchmark)) for model in chosen)
     check_unique(sides)
-    return StudySides(sides, (*steps_note(chosen), *results.changes(checkpoints, benchmark)))
+    declared = results.pairs_note(checkpoints, benchmark)
+    return StudySides(sides, (*steps_note(chosen), *declared, *results.changes(checkpoints, benchmark)))
 
 
 def study_analyses(results: StudyResults, names: Sequence[str], benchmark: str | None) -> StudySides:

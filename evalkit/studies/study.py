@@ -48,6 +48,8 @@ class StudyCheckpoint:
     """Folder of the study file relative to that of the runs: other studies may use the same names."""
     is_gone: bool = False
     """Whether a pattern matches only its record: it was evaluated, and its folder does not exist any more."""
+    in_pairs: bool = False
+    """Whether the study declares that the n-th seeds of all models are pairs: the same data in the same order."""
 
     @property
     def label(self) -> str:
@@ -128,6 +130,8 @@ class Study:
     tables: Mapping[str, StudyTable]
     figures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Figure of analyses of attention → its models, NAME or NAME@STEP; of other figures all models."""
+    pair_seeds: bool = False
+    """See `StudyCheckpoint.in_pairs`."""
 
     @property
     def runs(self) -> tuple[StudyRun, ...]:
@@ -227,6 +231,8 @@ class Record(Stored):
     error: str = ""
     parameters: int | None = None
     """Of its model, for estimates of time; None: unknown."""
+    in_pairs: bool = False
+    """Whether seeds were declared as pairs when the run had no results yet; never changed afterwards."""
     written: str = ""
 
 
@@ -241,7 +247,10 @@ def save_record(
     if parameters is None and known and known.id == identity:
         parameters = known.parameters
     where = {"folder": folder.name, "checkpoint": run.checkpoint.given, "place": run.checkpoint.place}
-    about = Record(label=run.label, id=identity, error=error, parameters=parameters, **where)
+    in_pairs = run.checkpoint.in_pairs and not is_file(folder / RESULTS)
+    if known and known.id == identity:
+        in_pairs = known.in_pairs
+    about = Record(label=run.label, id=identity, error=error, parameters=parameters, in_pairs=in_pairs, **where)
     # A failure is written again: waiting processes see by its time that it is a new one
     if known and not error and known.model_copy(update={"written": ""}) == about:
         return

@@ -20,6 +20,8 @@ In: a YAML file. Out: a `Study`. The form:
                  titles: {125M parameters: Small models}}
     figures:                                      # optional: which models `evalkit figure --study` draws
       bos: [vanilla, intg]
+    pair_seeds: true                              # optional: the n-th seeds of all models read the same data in the
+                                                  # same order, so they are compared in pairs; default: false
 
 Paths are relative to the study file; `~` is the user's folder, `$NAME` an environment variable. `steps` names folders
 in each `model`, or revisions of a hub model.
@@ -29,7 +31,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,6 +84,7 @@ class _StudyFile(FileSettings):
     benchmarks: Annotated[Named[dict[str, Any] | None], Field(min_length=1), BeforeValidator(_of_names)]
     tables: dict[str, StudyTable] = Field(default_factory=dict)
     figures: dict[str, Listed[NonEmpty]] = Field(default_factory=dict)
+    pair_seeds: bool = False
 
 
 def read_study(path: Path) -> Study:
@@ -107,11 +110,11 @@ def read_study(path: Path) -> Study:
     _check_known(f"{where}, 'settings'", "setting", content.settings, known)
     of_models = {name: value for name, value in content.settings.items() if name in _MODEL_OPTIONS}
     checkpoints = tuple(
-        checkpoint
+        replace(checkpoint, in_pairs=content.pair_seeds)
         for name, given in content.checkpoints.items()
         for checkpoint in _checkpoints(f"{where}, checkpoint '{name}'", folders, location, name, given, of_models)
     )
-    study = Study(path, output, checkpoints, benchmarks, content.tables, content.figures)
+    study = Study(path, output, checkpoints, benchmarks, content.tables, content.figures, content.pair_seeds)
     for each in benchmarks:
         _check_known(f"{where}, benchmark '{each.name}'", "checkpoint", each.checkpoints, study.names)
     _check_known(f"{where}, 'figures'", "figure", study.figures, KINDS)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.comparison.comparison import compare_sides
-from evalkit.comparison.comparison_report import page_unit
 from evalkit.comparison.curves import curve
+from evalkit.comparison.sentences import page_unit
 from evalkit.comparison.sides import Side, check_uniform, step_of, step_of_checkpoint
 from evalkit.display import Say
 from evalkit.errors import EvalkitError

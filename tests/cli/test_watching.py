@@ -18,7 +18,7 @@ import evalkit
 from evalkit.benchmarks.session import ModelHolder
 from evalkit.cli import main
 from evalkit.comparison.comparison import compare_sides
-from evalkit.comparison.comparison_report import page_unit
+from evalkit.comparison.sentences import page_unit
 from evalkit.comparison.sides import Side
 from evalkit.runs.folder import Run
 from evalkit.studies.watch import Watcher

@@ -24,10 +24,10 @@ SUBJECTS = [f"mmlu_{number % 19}" for number in range(N["mmlu"])]
 Runs = Run | Path | Sequence[Run | Path]
 
 
-def compared(a: Runs, b: Runs, rule: str | None = None, outcome: str | None = None) -> Comparison:
-    """Compare two runs, or groups of runs, called a and b."""
+def compared(a: Runs, b: Runs, rule: str | None = None, outcome: str | None = None, **options: Any) -> Comparison:
+    """Compare two runs, or groups of runs, called a and b; further options of `evalkit.compare`."""
     sides = {name: [runs] if isinstance(runs, (Run, Path)) else runs for name, runs in (("a", a), ("b", b))}
-    comparison = evalkit.compare(groups=sides, rule=rule, outcome=outcome)
+    comparison = evalkit.compare(groups=sides, rule=rule, outcome=outcome, **options)
     assert isinstance(comparison, Comparison)
     return comparison
 

@@ -17,7 +17,10 @@ from scipy import stats
 from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 
+import evalkit
+from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_metrics
 from evalkit.comparison.comparison import subject_differences
+from evalkit.comparison.comparison_report import comparison_report
 from evalkit.comparison.differences import exit_code
 from evalkit.comparison.pairing import pair
 from evalkit.comparison.sides import Side
@@ -26,7 +29,17 @@ from evalkit.runs.folder import load_run
 from evalkit.stats.adjusted import size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.estimates import mean
 from evalkit.stats.significance import cluster_sums, sign_flip, t_test
-from tests.comparison.made import PASSAGES, SUBJECTS, N, answers, compared, make_run, scores_of, three_tasks
+from tests.comparison.made import (
+    PASSAGES,
+    SUBJECTS,
+    N,
+    answers,
+    compared,
+    finished_run,
+    make_run,
+    scores_of,
+    three_tasks,
+)
 from tests.sealed import read, reseal, write
 
 
@@ -66,6 +79,31 @@ def test_every_number(tmp_path: Path) -> None:
         assert average.difference == pytest.approx(np.mean([task.difference for task in tasks]))
         errors = [task.stderr or 0.0 for task in tasks]
         assert average.stderr == pytest.approx(np.linalg.norm(errors) / len(errors))
+
+
+def test_the_error_of_a_runs_own_table_is_by_sources_and_subjects(tmp_path: Path) -> None:
+    """That of accuracies, and of continuous outcomes: one definition with comparisons."""
+    run = finished_run(tmp_path, "a", 0.4)
+    boolq, mmlu = (np.array(answers(1 + number, 0.4, n), float) for number, n in ((1, N["boolq"]), (2, N["mmlu"])))
+    errors = {task["task"]: task["stderr"] for task in run.stored["tasks"]}
+    assert errors["arc_easy"] == pytest.approx(stats.sem(answers(1, 0.4, N["arc_easy"])), rel=1e-10)
+    clustered = {"cov_type": "cluster", "cov_kwds": {"groups": PASSAGES}, "use_t": True}
+    assert errors["boolq"] == pytest.approx(sm.OLS(boolq, np.ones(40)).fit(**clustered).bse[0], rel=1e-10)
+    within = pd.Series(mmlu).groupby(SUBJECTS).var(ddof=1)
+    assert errors["mmlu"] == pytest.approx(np.sqrt((within * 3).sum()) / 57, rel=1e-10)
+    metrics = {metric.task: metric for metric in outcome_metrics(ComparableChoices(run), "bits_per_byte")}
+    gold = run.scores[(run.scores["task"] == "boolq") & (run.scores["choice"] == 0)]
+    bits = (-gold["ll_continuation"] / np.log(2) / gold["bytes"]).to_numpy()
+    assert metrics["boolq"].stderr == pytest.approx(sm.OLS(bits, np.ones(40)).fit(**clustered).bse[0], rel=1e-9)
+
+
+def test_a_sample_of_most_of_a_benchmark(tmp_path: Path) -> None:
+    """360 of 400 documents of one task: about these 400 alone the error is √(1 − 360/400) of that."""
+    counts = {task: {"official": True, "source": "made up", "count": n} for task, n in (("piqa", 400), ("obqa", 1000))}
+    a, b = (make_run(tmp_path, {task: scores_of(task, answers(seed, 0.5, 360)) for task in counts}, model=str(seed),
+                     manifest={"documents": counts}) for seed in (1, 2))  # fmt: skip
+    [note] = [text for text in comparison_report([compared(a, b)]).parts[0].notes if "n/N" in text]
+    assert "piqa 0.32" in note.lower() and "openbookqa" not in note.lower()
 
 
 def test_subjects(tmp_path: Path) -> None:
@@ -226,17 +264,67 @@ def test_tasks_of_lm_eval(tmp_path: Path) -> None:
     [(0.95, 0.0, 0), (0.2, 0.0, 3), (0.6, 0.0, 4), (0.6, 0.1, 0), (0.59, 0.001, 4), (0.2, 0.9, 0), (0.54, 0.0, 3)],
 )
 def test_exit_codes(tmp_path: Path, share: float, margin: float, code: int) -> None:
-    comparison = compared(three_tasks(tmp_path, "a", 0.6), three_tasks(tmp_path, "b", share))
+    a, b = three_tasks(tmp_path, "a", 0.6), three_tasks(tmp_path, "b", share)
+    comparison = compared(a, b, margin=margin)
     if share == 0.54:  # the average is enough
         assert comparison.count("worse") == 0
-    assert exit_code([comparison], margin) == code
+    assert exit_code([comparison]) == code
+    if not margin:
+        assert exit_code([compared(a, b)]) == code
 
 
-def test_a_single_task_that_is_worse_is_enough(tmp_path: Path) -> None:
+def test_a_task_that_is_worse_withholds_the_pass(tmp_path: Path) -> None:
     a, b = (
         make_run(tmp_path, {task: scores_of(task, [answer] * 40) for task, answer in right.items()}, model=name)
         for name, right in (("a", {"piqa": 1, "boolq": 0, "obqa": 0}), ("b", {"piqa": 0, "boolq": 1, "obqa": 1}))
     )
     comparison = compared(a, b)
     assert (comparison.average.verdict, comparison.count("worse")) == ("better", 1)
-    assert exit_code([comparison], 0.0) == 3
+    assert exit_code([comparison]) == 4
+    with_margin = compared(a, b, margin=0.5)
+    assert with_margin.margin is not None and with_margin.margin.worse == ("piqa",)
+    assert exit_code([with_margin]) == 4
+
+
+def test_what_an_interval_says_of_a_margin(tmp_path: Path) -> None:
+    """35 of 400 documents of each task lost and 20 won: -3.75 points, of which the interval of a task reaches -7.4."""
+    lost_and_won = [1] * 35 + [0] * 20 + [1] * 345, [0] * 35 + [1] * 20 + [1] * 345
+    tasks = ("piqa", "boolq", "obqa", "arc_easy")
+    a, b = (make_run(tmp_path, {task: scores_of(task, right) for task in tasks}, model=name)
+            for name, right in zip("ab", lost_and_won, strict=True))  # fmt: skip
+    low, high = compared(a, b).average.low, compared(a, b).average.high
+    assert -0.06 < low < -0.05 and -0.025 < high < -0.015
+    verdicts = {}
+    for margin in (0.01, 0.03, 0.0561, 0.2):
+        comparison = compared(a, b, margin=margin)
+        assert comparison.margin is not None
+        # Every point estimate is beyond the two smaller margins, and no task's interval is
+        assert comparison.margin.worse == ()
+        assert comparison.margin.not_worse == (tasks if margin == 0.2 else ())
+        verdicts[margin] = comparison.margin.verdict, exit_code([comparison])
+        assert ("non-inferior" in " ".join(comparison_report([comparison]).parts[0].verdict)) is False or margin > 0.05
+    assert verdicts == {0.01: ("worse", 3), 0.03: ("undecided", 4), 0.0561: ("equivalent", 0), 0.2: ("equivalent", 0)}
+    gain = compared(b, a, margin=0.01)
+    assert gain.margin is not None and (gain.margin.verdict, exit_code([gain])) == ("not worse", 0)
+
+
+def test_several_sides_are_decided_together(tmp_path: Path) -> None:
+    """Holm over the sides' averages; their intervals are Bonferroni's, and agree with it about zero."""
+    runs = [make_run(tmp_path, {"piqa": scores_of("piqa", [1] * right + [0] * (400 - right))}, model=str(number))
+            for number, right in enumerate((200, 206, 206, 230))]  # fmt: skip
+    alone = [compared(runs[0], run).average for run in runs[1:]]
+    together = evalkit.compare(*runs)
+    assert isinstance(together, list)
+    averages = [each.average for each in together]
+    assert [average.p for average in averages] == [average.p for average in alone]
+    expected = multipletests([average.p for average in alone], method="holm")[1]
+    assert [average.p_holm for average in averages] == pytest.approx(expected)
+    assert [average.verdict for average in alone] == ["better"] * 3
+    assert [average.verdict for average in averages] == ["undecided", "undecided", "better"]
+    assert averages[0].low < 0 < averages[0].high
+    z, n = stats.t.ppf(1 - 0.05 / 6, 399), 400
+    value = 30 / (n + 2)
+    error = np.sqrt((np.array([1] * 31 + [-1] + [0] * 370) - value).var() / (n + 2))
+    assert averages[2].high == pytest.approx(value + z * error, rel=0.01)
+    words = [part.verdict[0] for part in comparison_report(together).parts]
+    assert all("3 sides" in text for text in words) and words[0].startswith("Primary verdict: no difference")

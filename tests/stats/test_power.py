@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.power import TTestPower
 
+from evalkit.stats.estimates import Estimate
 from evalkit.stats.power import (
     MOST_SEEDS,
     POWER,
+    detectable,
     expected_spread,
     mcnemar_detectable,
     mcnemar_power,
@@ -74,8 +76,26 @@ def test_the_difference_that_seeds_detect() -> None:
         detected = seeds_detectable(Spread(0.0, 0.0, 0.04, 0.0, 3, 3), 3, level=level)
         assert detected == pytest.approx(normal * 0.2, rel=1e-3)
     # Two equal components of seeds alone: the critical difference is t(0.975, 4) times the root of their sum
-    shift = (seeds_detectable(Spread(0.1, 0.1, 0.0, 0.0, 5, 5), 5) or 0) / math.sqrt(0.2)
+    dice, effect, times = np.random.default_rng(1), seeds_detectable(Spread(0.1, 0.1, 0.0, 0.0, 5, 5), 5), 400_000
+    assert effect is not None
+    critical = stats.t.ppf(0.975, 4) * np.sqrt(0.1 * dice.chisquare(4, (2, times)).sum(axis=0) / 4)
+    assert (np.abs(dice.normal(effect, math.sqrt(0.2), times)) > critical).mean() == pytest.approx(0.8, abs=0.003)
+    # Pairs have one component of seeds: the noncentral t, exactly
+    shift = (seeds_detectable(Spread(0.0, 0.1, 0.0, 0.0, 1, 5), 5) or 0) / math.sqrt(0.1)
     assert 1 - stats.nct.cdf(stats.t.ppf(0.975, 4), 4, shift) == pytest.approx(0.8, abs=0.002)
+
+
+@pytest.mark.parametrize(("freedom", "level"), [(1, 0.05), (4, 0.05), (4, 0.05 / 8), (30, 0.05)])
+def test_the_detectable_difference_of_an_estimated_variance(freedom: int, level: float) -> None:
+    """Detected in 80 % of pairs of a comparison, from which it is computed, and its repetition."""
+    dice, times = np.random.default_rng(freedom), 400_000
+    factor = detectable(Estimate(0.0, 1.0, freedom), level=level)
+    assert factor is not None
+    first, second = (np.sqrt(dice.chisquare(freedom, times) / freedom) for _ in range(2))
+    found = np.abs(dice.normal(factor * first, 1.0)) > stats.t.ppf(1 - level / 2, freedom) * second
+    assert found.mean() == pytest.approx(0.8, abs=0.01)
+    known = detectable(Estimate(0.0, 1.0, freedom), level=level, is_known=True)
+    assert known == pytest.approx(t_detectable(1.0, freedom, math.inf, level), rel=0.005)
 
 
 def test_the_seeds_needed_are_the_fewest() -> None:

@@ -394,7 +394,8 @@ def test_the_planned_documents_find_a_real_difference() -> None:
         return [alone(dice.choice(values, n), measure=BITS) for values in shifted]
 
     power, _ = detected(drawn, plan.fewest(0, seeds=1) or 0, times)
-    assert power == pytest.approx(0.8, abs=allowed(0.8, times) + 0.02)
+    # The plan is of t alone: with few documents the skewness of real differences costs up to ten points
+    assert 0.7 - allowed(0.7, times) <= power <= 0.8 + allowed(0.8, times)
 
 
 def seeded(seeds: int, documents: int, effect: float, dice: Dice) -> ScoredLine:
@@ -410,8 +411,8 @@ def test_the_planned_seeds_find_the_difference(effect: float) -> None:
     dice, documents, times = np.random.default_rng(4), 200, 1000
     plan = OutcomePlan("", [seeded(40, documents, 0.0, dice) for _ in range(2)], [documents] * 2, effect)
     seeds = plan.fewest(0, documents=documents) or 0
-    smallest = plan.smallest(documents, seeds)[0]
-    assert smallest <= effect < plan.smallest(documents, seeds - 1)[0]
+    smallest = plan.smallest(documents, seeds, 0)
+    assert smallest <= effect < plan.smallest(documents, seeds - 1, 0)
     power, _ = detected(lambda n: [seeded(seeds, n, smallest, dice) for _ in range(2)], documents, times)
     # The t of the same interval is an approximation, within 5 points here
     assert 0.75 <= power <= 0.87
@@ -439,9 +440,11 @@ def test_the_ratio_is_that_of_squared_signal_to_noise() -> None:
     fine, coarse = (abs(stats.ttest_1samp(scores, 0).statistic) for scores in (value, right))
     assert times == pytest.approx((fine / coarse) ** 2) == pytest.approx(expected_ratio(0.2), rel=0.05)
     assert low < times < high
-    # Without a difference there is no ratio; where accuracy shows nothing there is a lower bound only
+    # Without a difference every ratio is possible; where accuracy shows nothing there is a lower bound only
     right, value = right[:400], value[:400] - value[:400].mean()
-    assert efficiency([alone(right)], [alone(value + 1e-6, measure=BITS)]) is None
+    even = alone(right - right.mean(), measure=BITS)
+    none = efficiency([even], [alone(value + 1e-6, measure=BITS)])
+    assert none is not None and none[1:] == (0.0, math.inf)
     assert efficiency([alone(np.zeros(50))], [alone(value[:50], measure=BITS)]) is None
     noisy = np.where(dice.random(400) < 0.3, right, dice.choice([-1.0, 1.0], 400))
     bound = efficiency([alone(noisy)], [alone(value + 0.3, measure=BITS)])
@@ -451,7 +454,7 @@ def test_the_ratio_is_that_of_squared_signal_to_noise() -> None:
 @pytest.mark.simulation
 @pytest.mark.parametrize(("n", "doubled"), [(300, False), (300, True), (1500, False)])
 def test_intervals_contain_the_ratio(n: int, doubled: bool) -> None:
-    """95 % of them, of two tasks; where they exist. Four standard errors of 1,000 simulations are 2.8 points."""
+    """95 % of them, of two tasks, whatever they say. Four standard errors of 1,000 simulations are 2.8 points."""
     dice, truth, inside, known = np.random.default_rng(n), expected_ratio(0.25), 0, 0
     clusters = np.repeat(np.arange(n // 2), 2) if doubled else None
     for _ in range(1000):
@@ -463,4 +466,4 @@ def test_intervals_contain_the_ratio(n: int, doubled: bool) -> None:
         if (ratio := efficiency(coarse, fine)) is not None:
             known += 1
             inside += ratio[1] <= truth <= ratio[2]
-    assert known > 900 and inside / known == pytest.approx(0.95, abs=0.028)
+    assert known == 1000 and inside / known == pytest.approx(0.95, abs=0.028)

@@ -17,7 +17,7 @@ import pandas as pd
 from evalkit.benchmarks.lm_eval.log_format import Evaluated
 from evalkit.runs.accuracies import Results, available_rules
 from evalkit.runs.rules import decide, find_rule
-from evalkit.stats.estimates import pooled_error
+from evalkit.stats.estimates import error_of_share, pooled_error
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.multiple_choice.questions import LeafTask, Question
@@ -67,7 +67,9 @@ def _entries(
                 name = result.task
                 alias = leaves[name].alias if name in leaves else name
                 entry = results.setdefault(name, {"name": name, "alias": alias, "sample_len": result.n})
-                entry |= {f"{_metric(rule)},none": result.accuracy, f"{_metric(rule)}_stderr,none": result.stderr}
+                # lm-eval's standard error, of documents that share no source
+                error = error_of_share(result.accuracy, result.n)
+                entry |= {f"{_metric(rule)},none": result.accuracy, f"{_metric(rule)}_stderr,none": error}
     for name, leaf in leaves.items():  # documents with one gold answer have no accuracy
         results.setdefault(name, {"name": name, "alias": leaf.alias, "sample_len": sizes.get(name, leaf.documents)})
     for group, parts_of_group in subtasks.items():

@@ -20,7 +20,7 @@ from evalkit.runs.score_table import (
     with_default_rule,
 )
 from evalkit.runs.traits import is_imported
-from evalkit.stats.estimates import error_of_average, error_of_mean
+from evalkit.stats.estimates import error_of_average
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _RESOLUTION = 1e-4
 """Tolerance of a choice's log-likelihood between two ways of computing it in float32."""
+_LEAST_DOCUMENTS = 200
+"""For a task alone: fewer documents often lack the rare likelihoods that decide the mean (docs/measurements)."""
 _DIRECTION = {True: "higher is better", False: "lower is better"}
 
 
@@ -146,17 +148,18 @@ def outcome_metrics(comparable: ComparableChoices, key: str) -> list[Metric]:
     Raises:
         UsageError: a document has no such outcome.
     """
-    tasks, measure = comparable.documents["task"], comparable.measure(key)
-    return _means(comparable.run.manifest, measure, comparable.by_rule(key), tasks)
+    return _means(comparable.run.manifest, comparable.measure(key), comparable.by_rule(key), comparable.documents)
 
 
 def table_metrics(scores: pd.DataFrame, manifest: Mapping[str, Any], key: str) -> list[Metric]:
     """Return the same from a score table and a manifest, before the run is finished."""
-    tasks = scores.loc[scores["choice"] == 0, "task"]
-    return _means(manifest, _outcome_measure(key, manifest), _outcomes(scores, manifest, key), tasks)
+    documents = scores[scores["choice"] == 0]
+    return _means(manifest, _outcome_measure(key, manifest), _outcomes(scores, manifest, key), documents)
 
 
-def _means(manifest: Mapping[str, Any], measure: Measure, values: Floats, task_of_document: pd.Series) -> list[Metric]:
+def _means(manifest: Mapping[str, Any], measure: Measure, values: Floats, documents: pd.DataFrame) -> list[Metric]:
+    from evalkit.runs.accuracies import error_over_documents
+
     about: dict[str, Any] = {
         "name": measure.name,
         "higher_is_better": measure.higher_is_better,
@@ -164,8 +167,9 @@ def _means(manifest: Mapping[str, Any], measure: Measure, values: Floats, task_o
     }
     metrics = []
     for task in (task for members in manifest["groups"].values() for task in members):
-        of_task, official = values[(task_of_document == task).to_numpy()], manifest["documents"][task]["official"]
-        numbers: dict[str, Any] = {"n": len(of_task), "value": float(of_task.mean()), "stderr": error_of_mean(of_task)}
+        is_of_task, official = (documents["task"] == task).to_numpy(), manifest["documents"][task]["official"]
+        of_task, error = values[is_of_task], error_over_documents(values[is_of_task], documents[is_of_task])
+        numbers: dict[str, Any] = {"n": len(of_task), "value": float(of_task.mean()), "stderr": error}
         metrics.append(Metric(task=task, **about, **numbers, official=official))
     return metrics
 
@@ -174,7 +178,8 @@ def _outcome_measure(key: str, manifest: Mapping[str, Any]) -> Measure:
     outcome, of_rule = _outcome(key, manifest)
     name = outcome.title + (f", rule {of_rule}" if outcome.name == MARGIN else "")
     words = f"{name}: {outcome.description}; {_DIRECTION[outcome.higher_is_better]}"
-    return Measure(words, True, name, outcome.bounds, outcome.higher_is_better, resolution=_RESOLUTION)
+    least, direction = _LEAST_DOCUMENTS if outcome.bounds is None else 0, outcome.higher_is_better
+    return Measure(words, True, name, outcome.bounds, direction, resolution=_RESOLUTION, least_documents=least)
 
 
 def _outcomes(scores: pd.DataFrame, manifest: Mapping[str, Any], key: str) -> Floats:

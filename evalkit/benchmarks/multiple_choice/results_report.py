@@ -114,7 +114,12 @@ def _outcome_report(run: Run, key: str, seconds: Mapping[str, float] | None, det
     headers = ["task", "n", measure.name, "± SE", "acc. %", "seconds"]
     keep = [i for i in range(len(headers)) if any(row[i] for row in rows)]
     table = simple_table("results", [headers[i] for i in keep], [[row[i] for i in keep] for row in rows], ruled=ruled)
-    notes = [measure.words, *([f"acc.: rule {chosen.rule}"] if chosen else []), *_origin_notes(manifest)]
+    notes = [
+        measure.words,
+        *([f"acc.: rule {chosen.rule}"] if chosen else []),
+        *_measurement_notes(manifest),
+        *_document_notes(manifest),
+    ]
     tables = [table._replace(notes=tuple(map(literal, notes)))]
     if detail:
         tables.append(outcomes_table(run, chosen.rule if chosen else key))
@@ -235,18 +240,24 @@ def marked_label(task: str, manifest: Mapping[str, Any]) -> str:
 
 def _notes(results: Results, manifest: Mapping[str, Any]) -> Iterator[str]:
     yield f"rule {results.rule}: {find_rule(results.rule).description}"
+    yield from _measurement_notes(manifest)
     if any(task.ties for task in results.tasks):
         yield "ties: documents with several best choices; the first of them is the prediction, as in lm-eval"
     if any(task.truncated for task in results.tasks):
         yield "cut: documents whose context was truncated on the left to fit the context window"
-    yield from _origin_notes(manifest)
+    yield from _document_notes(manifest)
 
 
-def _origin_notes(manifest: Mapping[str, Any]) -> Iterator[str]:
+def _measurement_notes(manifest: Mapping[str, Any]) -> Iterator[str]:
+    if len(manifest["documents"]) > 1:
+        yield "averages: unweighted means over tasks; ±: over documents, of which those of one source are one draw"
     if manifest["specification"].get("control"):
         yield "control: each document has another document's context, so these are not results of the tasks"
     yield from prompt_notes(manifest)
     yield from (*origin_notes(manifest), *mixture(manifest))
+
+
+def _document_notes(manifest: Mapping[str, Any]) -> Iterator[str]:
     yield "documents: " + sources_text(manifest["documents"])
     if examples := manifest.get("examples"):
         yield "examples: " + sources_text(examples)

@@ -32,7 +32,7 @@ from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import decide, find_rule
 from evalkit.runs.score_table import CLUSTER, MARGIN, ScoreRow, outcome_of
-from evalkit.stats.estimates import Floats, error_of_average, error_of_mean, error_of_share
+from evalkit.stats.estimates import Floats, error_of_average
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -167,18 +167,20 @@ def subject_accuracies(tables: PromptTables, task: str, rule: str) -> list[Varie
 
 def _accuracy(tables: PromptTables, name: str, rule: str, chosen: NDArray[np.bool_]) -> VariedAccuracy:
     """Return the accuracy over the chosen documents, [documents], which have the same prompts."""
+    from evalkit.runs.accuracies import error_over_documents
+
     n, has = int(chosen.sum()), tables.has[:, chosen].any(axis=1)
     answers = np.ascontiguousarray(tables.graded(rule)[has][:, chosen])
-    score = answers.mean(axis=0)
+    score, documents = answers.mean(axis=0), tables.documents[chosen]
     prompts = [
-        PromptAccuracy(prompt=prompt, accuracy=share, stderr=error_of_share(share, n))
-        for prompt, share in zip(np.array(tables.prompts)[has].tolist(), answers.mean(axis=1).tolist(), strict=True)
+        PromptAccuracy(prompt=prompt, accuracy=float(of.mean()), stderr=error_over_documents(of, documents))
+        for prompt, of in zip(np.array(tables.prompts)[has].tolist(), answers, strict=True)
     ]
     return VariedAccuracy(
         name=name,
         n=n,
         accuracy=float(score.mean()),
-        stderr=error_of_mean(score),
+        stderr=error_over_documents(score, documents),
         spread=_deviation(prompts),
         by_chance=expected_deviation(answers),
         prompts=prompts,
