@@ -18,13 +18,14 @@ from evalkit.benchmarks.outcomes import Comparable
 from evalkit.comparison.differences import Comparison, ContinuousEvidence, Rows, RuleVerdict, TaskDifference, tally
 from evalkit.comparison.line import ScoredLine, average_difference, by_task, efficiency, line_label, line_name
 from evalkit.comparison.pairing import PairedTask, Pairing, common_key, own_rules, pair
-from evalkit.comparison.sides import Side, claim_of, sides_of
+from evalkit.comparison.sides import Side, autocorrelation_sentence, claim_of, sides_of
 from evalkit.errors import UsageError
 from evalkit.inputs import values
 from evalkit.paths import RUNS
 from evalkit.runs.finding import find_any_run
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import MARGIN, outcome_key
+from evalkit.stats.noise import autocorrelation
 from evalkit.stats.significance import holm
 
 GivenRun: TypeAlias = Run | str | Path
@@ -134,6 +135,10 @@ def compare_pairing(pairing: Pairing, rule: str | None = None, own_rules: tuple[
     for name in pairing.alternatives(rule):
         of_rule, means = (tasks, averages) if name == rule else _differences(pairing, name, with_power=False)
         rules.append(RuleVerdict(name, means[-1], *tally(task.verdict for task in of_rule)))
+    claim = claim_of(pairing.a, pairing.b)
+    if (last := pairing.a.each) > 1:
+        worth = autocorrelation_sentence(last, [autocorrelation(pairing.windows(rule))])
+        claim = replace(claim, sentence=f"{claim.sentence} {worth}")
     labels = {task: pairing.label(task) for task in (*pairing.names, *pairing.left_out)}
     for task, layer in product([*labels], measure.layers):
         labels[line_name(task, layer)] = line_label(labels[task], layer)
@@ -148,7 +153,7 @@ def compare_pairing(pairing: Pairing, rule: str | None = None, own_rules: tuple[
         tasks=tasks,
         averages=averages,
         rules=tuple(rules),
-        claim=claim_of(pairing.a, pairing.b),
+        claim=claim,
         left_out=pairing.left_out,
         labels=labels,
         letters=tuple(task for task in pairing.names if task in letters),
