@@ -144,7 +144,7 @@ _PICKLE = typed_option(False, "Read pickled weights; they can run code.")
 
 @click.group(cls=Commands)
 def models() -> None:
-    """The paper's models: list them, show one; make, export, convert and average checkpoints."""
+    """The paper's models: list, show, make, export, convert and average checkpoints."""
 
 
 @command(models, "ls")

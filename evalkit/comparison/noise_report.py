@@ -96,25 +96,17 @@ def _advice(study: NoiseStudy, lines: dict[str, list[NoiseLine]]) -> Iterator[st
 
 
 def _notes(study: NoiseStudy, shown: Sequence[str]) -> Iterator[str]:
-    last, has_seeds = study.last, "seeds" in shown
-    _, low, high = variance_interval(1.0, window_freedom(last)).root()
-    yield (f"in brackets: 95 % intervals; accuracy in points. With {last} checkpoints of one training a deviation is "
-           f"known to a factor of {fixed(low, 1)} to {fixed(high, 1)}, whatever their autocorrelation")  # fmt: skip
-    yield (f"SD between checkpoints: within the last {last} of a training, without the documents' part"
-           + "; between seeds: what the last checkpoints of a training have in common" * has_seeds)  # fmt: skip
-    yield ("± documents: standard error of a score over other documents; ± paired: the part that models on the same "
-           "documents do not share")  # fmt: skip
-    yield ("signal / noise: largest difference between models, of means over the last checkpoints, over their mean; by "
-           "the SD of a training's last scores over their mean (2508.13144). It is about these models")  # fmt: skip
-    if has_seeds:
-        yield ("signal / seeds: the same difference by the SD, between seeds and checkpoints, of a difference of two "
-               "models of one seed at one step, over √2")  # fmt: skip
+    _, low, high = variance_interval(1.0, window_freedom(study.last)).root()
+    yield (f"in brackets: 95 % intervals; {study.last} checkpoints of one training know a deviation to a factor of "
+           f"{fixed(low, 1)} to {fixed(high, 1)}, whatever their autocorrelation; accuracy in points")  # fmt: skip
+    yield ("SD between checkpoints, between seeds: without what documents add; ± documents: error over others; "
+           "± paired: its part that models on the same documents do not share")  # fmt: skip
+    yield ("signal / noise: largest difference between models by the SD of a training's last scores, over their means "
+           "(2508.13144): of these models; / seeds: by the SD of differences at a seed and step, over √2")  # fmt: skip
     yield "monotonic: Spearman's correlation of score and step, positive where scores improve; least to greatest"
-    yield ("decided as at the end: pairs of models ordered by a checkpoint before the last as by the last, over seeds' "
-           "means" + "; as the larger: as by the larger models" * ("larger" in shown)
-           + "; the intervals are about other models like these")  # fmt: skip
-    signal = "signal / seeds" if has_seeds else "signal / noise"
-    yield f"carries: {signal} is above {fixed(LEAST_SIGNAL, 1)}, which equal models exceed in 5 % of pairs"
+    yield "decided: pairs of models that a checkpoint before the last orders alike; interval: of other models"
+    ratio = "signal / seeds" if "seeds" in shown else "signal / noise"
+    yield f"carries: {ratio} is above {fixed(LEAST_SIGNAL, 1)}, which equal models exceed in 5 % of pairs"
 
 
 def _title(study: NoiseStudy, key: str) -> str:

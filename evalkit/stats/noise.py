@@ -35,7 +35,7 @@ class Bounded(NamedTuple):
         return Bounded(*(part + number for part in self))
 
     def times(self, factor: float) -> Bounded:
-        return Bounded(*(part * factor for part in self))
+        return Bounded(self.value * factor, *sorted((self.low * factor, self.high * factor)))
 
     def root(self) -> Bounded:
         """Return the standard deviation of a variance; an estimate below zero, as that of a small component, is 0."""

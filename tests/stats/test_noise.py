@@ -48,6 +48,15 @@ def test_the_signal_to_noise_ratio_is_the_published_one() -> None:
     assert math.isnan(noise_line("score", "task", reduced(scores - 0.6, 4), 4, range(6)).signal_to_noise.value)
 
 
+def test_what_carries_a_decision() -> None:
+    """A difference of 40 standard deviations does, a hundredth does not, and three with their interval are open."""
+    dice = np.random.default_rng(3)
+    noise = dice.normal(size=(2, 9, 8, 1)) + 0.1 * dice.normal(size=(2, 9, 8, 100))
+    for difference, expected in ((40.0, "yes"), (0.01, "no"), (3.0, "not shown")):
+        scores = 100 + noise - noise.mean(axis=(1, 2, 3), keepdims=True) + difference * np.eye(2)[:, :1, None, None]
+        assert noise_line("score", "task", reduced(scores, 8), 8, range(8)).carries == expected
+
+
 def test_what_is_unknown_is_not_zero() -> None:
     """Deviations between seeds with one seed; ratios without noise; correlation without variance, or of two."""
     assert math.isnan(seed_variance(np.ones((3, 1))).root().value)
