@@ -96,16 +96,19 @@ def _advice(study: NoiseStudy, lines: dict[str, list[NoiseLine]]) -> Iterator[st
 
 
 def _notes(study: NoiseStudy, shown: Sequence[str]) -> Iterator[str]:
+    has_seeds = "seeds" in shown
     _, low, high = variance_interval(1.0, window_freedom(study.last)).root()
     yield (f"in brackets: 95 % intervals; {study.last} checkpoints of one training know a deviation to a factor of "
            f"{fixed(low, 1)} to {fixed(high, 1)}, whatever their autocorrelation; accuracy in points")  # fmt: skip
-    yield ("SD between checkpoints, between seeds: without what documents add; ± documents: error over others; "
-           "± paired: its part that models on the same documents do not share")  # fmt: skip
+    deviations = "SD between checkpoints" + ", between seeds" * has_seeds
+    yield (f"{deviations}: without what documents add; ± documents: error over others; ± paired: its part that models "
+           "on the same documents do not share")  # fmt: skip
     yield ("signal / noise: largest difference between models by the SD of a training's last scores, over their means "
-           "(2508.13144): of these models; / seeds: by the SD of differences at a seed and step, over √2")  # fmt: skip
+           "(2508.13144): of these models"
+           + "; / seeds: by the SD of differences at a seed and step, over √2" * has_seeds)  # fmt: skip
     yield "monotonic: Spearman's correlation of score and step, positive where scores improve; least to greatest"
     yield "decided: pairs of models that a checkpoint before the last orders alike; interval: of other models"
-    ratio = "signal / seeds" if "seeds" in shown else "signal / noise"
+    ratio = "signal / seeds" if has_seeds else "signal / noise"
     yield f"carries: {ratio} is above {fixed(LEAST_SIGNAL, 1)}, which equal models exceed in 5 % of pairs"
 
 
