@@ -268,11 +268,16 @@ def average_model(
     evalkit models average 'train/checkpoint-*' --ema 0.8 --output averaged
     """
     from evalkit.cli.running import checkpoints_of
+    from evalkit.comparison.sides import step_of_checkpoint
     from evalkit.models.zoo.averaging import average_checkpoints
 
     if ema is not None and not 0 < ema < 1:
         raise UsageError(f"--ema {ema:g}: expected a decay between 0 and 1")
-    located = [_located(name, allow_pickle) for name in checkpoints_of(checkpoints, None)]
+    names = checkpoints_of(checkpoints, None)
+    steps = [step for step in map(step_of_checkpoint, names) if step is not None]
+    if ema is not None and steps != sorted(steps):
+        raise UsageError(f"--ema {ema:g}: the checkpoints' steps are {steps}; name the oldest first")
+    located = [_located(name, allow_pickle) for name in names]
     average_checkpoints(located, output, ema)
     kind = "mean" if ema is None else f"moving average (decay {ema:g})"
     click.echo(printable(f"{kind} of {len(located)} checkpoints, {located[0].given} to {located[-1].given}: {output}"))

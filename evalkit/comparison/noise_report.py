@@ -52,17 +52,17 @@ def noise_report(study: NoiseStudy, lines: dict[str, list[NoiseLine]]) -> Report
         unit = unit_of(study.pairing.measure(key), [line.documents.value for line in of_key])
         ruled.add(len(bodies[0]))
         for line in of_key:
-            about = [_title(study, key), study.label(line.task)]
+            label = f"{study.label(line.task)}, {_title(study, key)}"
             parts = [_bounded(getattr(line, name), unit.error) for name in _COMPONENTS if name in shown]
-            bodies[0].append([*about, f"{line.n:,}", unit.value(line.score), *parts])
+            bodies[0].append([label, f"{line.n:,}", unit.value(line.score), *parts])
             forms = {"monotonicity": lambda value: fixed(value, 2), "decided": _percent, "larger": _percent}
             parts = [_bounded(getattr(line, name), forms.get(name, _ratio)) for name in _DECISIONS if name in shown]
-            bodies[1].append([*about, *parts, line.carries])
+            bodies[1].append([label, *parts, line.carries])
     tables = []
     for name, titles, body in zip(("noise", "decisions"), (_COMPONENTS, _DECISIONS), bodies, strict=True):
         more, last = (["n", "score"], []) if name == "noise" else ([], ["carries"])
-        headers = ["outcome", "task", *more, *(title for key, title in titles.items() if key in shown), *last]
-        tables.append(simple_table(name, headers, body, texts=2, ruled=ruled))
+        headers = ["task, outcome", *more, *(title for key, title in titles.items() if key in shown), *last]
+        tables.append(simple_table(name, headers, body, ruled=ruled))
     advice, notes = [*_advice(study, lines)], [*_notes(study, shown)]
     window = ", ".join(f"{step:,}" for step in study.steps[-study.last :])
     facts = (f"models: {', '.join(study.models)} ({counted(len(study.seeds), 'seed')} each)",

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from evalkit.runs.folder import load_run
 from evalkit.studies.study import save_record
@@ -18,6 +19,7 @@ from tests.cli.conftest import Command, complains
 from tests.comparison.made import make_run, scores_of
 from tests.studies.made import write_study
 from tests.test_api import heavy_after
+from tests.tiny import tiny_checkpoint
 
 N = {"arc_easy": 80, "boolq": 40}
 PASSAGES = [number - number % 2 for number in range(N["boolq"])]
@@ -187,3 +189,20 @@ def test_means_over_the_last_checkpoints_are_sides(tmp_path: Path, evalkit: Comm
         evalkit("compare", "--study", path, "small-a@20", "small-b", "--last", 3), 2, "small-a@20", "2", "--last 3"
     )
     complains(evalkit("compare", "--curve", "--study", path, "small-a", "--last", 3), 2, "--curve", "--last")
+
+
+def test_a_moving_average_follows_the_steps(tmp_path: Path, evalkit: Command) -> None:
+    """A pattern is sorted by number; other orders are refused, since the last checkpoint has the largest share."""
+    for seed, step in enumerate((80, 100, 90)):
+        tiny_checkpoint(tmp_path / f"checkpoint-{step}", seed=seed)
+    complains(evalkit("models", "average", "checkpoint-80", "checkpoint-100", "checkpoint-90", "--ema", 0.5, "-o", "a"),
+              2, "80, 100, 90")  # fmt: skip
+    complains(evalkit("models", "average", "checkpoint-*", "--ema", 1, "-o", "a"), 2, "--ema 1")
+    made = evalkit("models", "average", "checkpoint-*", "--ema", 0.5, "-o", "a")
+    assert made.code == 0 and "3 checkpoints" in made.out
+    norms = [
+        load_file(tmp_path / f"checkpoint-{step}/model.safetensors")["model.embed_tokens.weight"]
+        for step in (80, 90, 100)
+    ]
+    averaged = load_file(tmp_path / "a/model.safetensors")["model.embed_tokens.weight"]
+    assert np.allclose(averaged, 0.25 * norms[0] + 0.25 * norms[1] + 0.5 * norms[2], atol=1e-7)
