@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations, product
-from math import isnan
+from math import isnan, nan
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -153,6 +153,7 @@ def noise_line(
         signal_to_noise = largest.times(1 / float(models.mean())).over(relative)
     sign = -1 if is_lower_better else 1
     ranks = [sign * measuring.rank_correlation(np.array(steps, float), training) for training in trainings]
+    ranks = [rank for rank in ranks if not isnan(rank)] or [nan]
     by_step = [measuring.decided_alike(step, of.scores[:, :, -1].mean(axis=1)) for step in of.scores.mean(axis=1).T]
     alike = measuring.decided_alike(models[list(small)], of.larger) if small else 0.0
     return NoiseLine(
@@ -177,7 +178,8 @@ def noise_line(
 class NoiseStudy:
     """Trainings of models, and of the same models at a larger size, paired by document.
 
-    Seeds and steps that not every model has are left out. `larger`: model → its name at the larger size.
+    `left_out` is the number of runs of seeds and steps that not every model has. `larger`: model → its name at the
+    larger size.
 
     Raises:
         UsageError: fewer than two models, no common seed, fewer than `last` common steps, an unknown model, or runs
@@ -194,6 +196,7 @@ class NoiseStudy:
         self.seeds, self.steps, runs = _common(trainings, self.models, last)
         self._larger = _common(trainings, [*larger.values()], last) if larger else None
         runs = runs + (self._larger[2] if self._larger else [])
+        self.left_out = sum(len(steps) for seeds in trainings.values() for steps in seeds.values()) - len(runs)
         for run in runs[1:]:
             if refused := [mine.name for mine, _ in differences(runs[0], run) if mine.refused and mine.name != "rule"]:
                 raise UsageError(f"{runs[0].folder.name} and {run.folder.name} differ in {', '.join(refused)}")

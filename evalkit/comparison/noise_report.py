@@ -108,6 +108,8 @@ def _notes(study: NoiseStudy, shown: Sequence[str]) -> Iterator[str]:
            + "; / seeds: by the SD of differences at a seed and step, over √2" * has_seeds)  # fmt: skip
     yield "monotonic: Spearman's correlation of score and step, positive where scores improve; least to greatest"
     yield "decided: pairs of models that a checkpoint before the last orders alike; interval: of other models"
+    if study.left_out:
+        yield f"left out: {counted(study.left_out, 'run')} of seeds or steps that not every model has"
     ratio = "signal / seeds" if has_seeds else "signal / noise"
     yield f"carries: {ratio} is above {fixed(LEAST_SIGNAL, 1)}, which equal models exceed in 5 % of pairs"
 

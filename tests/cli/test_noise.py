@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from safetensors.numpy import load_file
 
 from evalkit.runs.folder import load_run
@@ -143,6 +144,22 @@ def test_one_seed_says_nothing_about_seeds(tmp_path: Path, evalkit: Command) -> 
     path, _ = made_study(tmp_path, seeds=(1,))
     outcome = evalkit("noise", path, "small-a", "small-b", "--last", 4, "--outcome", "accuracy")
     assert outcome.code == 0 and "between seeds" not in outcome.out and "needs seeds" in outcome.out
+
+
+def test_seeds_and_steps_that_a_model_lacks_are_left_out(
+    tmp_path: Path, evalkit: Command, noise: Callable[..., dict[str, Any]]
+) -> None:
+    path, answers = made_study(tmp_path, seeds=(1, 2, 3))
+    content = yaml.safe_load(path.read_text())
+    content["checkpoints"]["small-a"]["model"] = ["train/small-a-1", "train/small-a-2"]
+    content["checkpoints"]["small-b"]["steps"] = ["checkpoint-20", "checkpoint-30"]
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    given = noise(path, "small-a", "small-b", "--last", 2, "--outcome", "accuracy")
+    assert (given["seeds"], given["steps"]) == ([1, 2], [20, 30])
+    assert any("left out: 6 runs" in note for note in given["notes"])
+    used = [answers[model, seed, step]["boolq"].mean() for model in MODELS if model.startswith("small")
+            for seed in (1, 2) for step in (20, 30)]  # fmt: skip
+    assert given["lines"]["acc", "boolq"]["score"] == pytest.approx(np.mean(used))
 
 
 def test_what_noise_needs(tmp_path: Path, evalkit: Command) -> None:
