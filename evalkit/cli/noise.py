@@ -53,7 +53,7 @@ def noise(
         for of in trainings:
             by_model.setdefault(of.model, {})[of.seed or 1] = dict(zip(of.steps, of.side.runs, strict=True))
         content = NoiseStudy(by_model, last, sizes)
-        keys = content.keys(with_default_rule(outcome_key(outcome, rule), measured.rule))
+        keys = content.keys(with_default_rule(outcome_key(outcome, rule), measured.rule))[: 1 if outcome else None]
         lines = {key: content.lines(key) for key in keys}
         report = noise_report(content, lines)
     printer(report.with_notes([note for training in trainings for note in training.notes]))

@@ -137,7 +137,8 @@ def compare_pairing(pairing: Pairing, rule: str | None = None, own_rules: tuple[
         rules.append(RuleVerdict(name, means[-1], *tally(task.verdict for task in of_rule)))
     claim = claim_of(pairing.a, pairing.b)
     if (last := pairing.a.each) > 1:
-        worth = autocorrelation_sentence(last, [autocorrelation(pairing.windows(rule))])
+        seeds = max(pairing.a.trainings, pairing.b.trainings)
+        worth = autocorrelation_sentence(last, [autocorrelation(pairing.windows(rule), seeds)])
         claim = replace(claim, sentence=f"{claim.sentence} {worth}")
     labels = {task: pairing.label(task) for task in (*pairing.names, *pairing.left_out)}
     for task, layer in product([*labels], measure.layers):

@@ -62,7 +62,7 @@ class NoiseLine:
     """Share of pairs of models decided as at the last step, mean over the last checkpoints before it."""
     larger: Bounded
     """Share of pairs of models decided as by their larger counterparts, by means over the last checkpoints."""
-    autocorrelation: float
+    autocorrelation: Bounded
     """Of neighbouring checkpoints."""
     by_step: tuple[float, ...]
     """Share of pairs of models decided as at the last step, by step."""
@@ -170,7 +170,7 @@ def noise_line(
         monotonicity=Bounded(float(np.mean(ranks)), min(ranks), max(ranks)),
         decided=measuring.decision_accuracy(float(np.mean(by_step[-last:-1])), len(models)),
         larger=measuring.decision_accuracy(alike, len(small)) if small else UNKNOWN,
-        autocorrelation=measuring.autocorrelation(windows.reshape(-1, last)),
+        autocorrelation=measuring.autocorrelation(windows.reshape(-1, last), windows.shape[1]),
         by_step=tuple(by_step),
     )
 

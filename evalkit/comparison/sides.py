@@ -24,7 +24,7 @@ from evalkit.reporting.decimals import fixed
 from evalkit.runs.finding import find_runs, is_completed, is_generic, only_run, settings_words
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import Trait, checkpoint_of, model_differences, same_checkpoint
-from evalkit.stats.noise import independent_checkpoints
+from evalkit.stats.noise import Bounded, independent_checkpoints
 
 _STEP = re.compile(r"(?:global_?step|step|iter(?:ation)?|checkpoint|ckpt)[-_= ]?(\d+)([kKmM]?)(?![0-9a-zA-Z])")
 _SCALE = {"": 1, "k": 1_000, "m": 1_000_000}
@@ -276,14 +276,15 @@ def claim_of(a: Side, b: Side) -> Claim:
     return Claim(kind, sentence, settings)
 
 
-def autocorrelation_sentence(last: int, estimates: Sequence[float]) -> str:
+def autocorrelation_sentence(last: int, estimates: Sequence[Bounded]) -> str:
     """Return how many independent checkpoints the last ones are worth, for the median of estimated autocorrelations."""
-    if not (known := [value for value in estimates if not isnan(value)]):
+    if not (known := [estimate for estimate in estimates if not isnan(estimate.value)]):
         return f"{last} checkpoints do not show their autocorrelation: too few for a statement about training noise."
-    count = independent_checkpoints(last, median(known))
-    words = f"Neighbouring checkpoints correlate by about {fixed(median(known), 2)}, so {last} are worth "
-    words += f"{fixed(count, 1)} independent checkpoints"
-    return words + (": too few for a statement about training noise." if count < last / 2 else ".")
+    value, low, high = map(median, zip(*known, strict=True))
+    count, most, least = (independent_checkpoints(last, number) for number in (value, low, high))
+    words = f"Neighbouring checkpoints correlate by {fixed(value, 2)} ({fixed(low, 2)} to {fixed(high, 2)}), so {last} "
+    words += f"are worth {fixed(count, 1)} ({fixed(least, 1)} to {fixed(most, 1)}) independent checkpoints"
+    return words + (": too few for a statement about training noise." if least < last / 2 else ".")
 
 
 def check_uniform(side: Side, may_differ: Collection[str] = ()) -> None:

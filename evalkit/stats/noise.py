@@ -128,21 +128,23 @@ def largest_difference(scores: Floats, variances: Floats, freedom: float) -> Bou
     return Bounded(float(differences.max()), max(0.0, float(low.max())), float(high.max()))
 
 
-def autocorrelation(windows: Floats) -> float:
+def autocorrelation(windows: Floats, independent: int) -> Bounded:
     """Return the correlation of neighbouring checkpoints, from 0 to 0.99, in [trainings, checkpoints] of scores.
 
     In a short window, whose mean is subtracted, the usual coefficient is far too low. This is the correlation of a
-    process of first order from which that coefficient is expected. NaN for two checkpoints, and without variance.
+    process of first order from which that coefficient is expected. `independent` is the number of trainings that do
+    not share a seed. Unknown for two checkpoints, and without variance.
     """
     count = windows.shape[1]
     centred = windows - windows.mean(axis=1, keepdims=True)
     if count < 3 or not centred.any():
-        return math.nan
+        return UNKNOWN
     grid, centring, expected = np.linspace(0, 0.99, 100), np.eye(count) - 1 / count, list[float]()
     for value in grid:
         covariance = centring @ _correlations(count, value) @ centring
         expected.append(np.trace(covariance, 1) / np.trace(covariance))
-    return float(np.interp((centred[:, 1:] * centred[:, :-1]).sum() / (centred**2).sum(), expected, grid))
+    observed, error = (centred[:, 1:] * centred[:, :-1]).sum() / (centred**2).sum(), (independent * (count - 1)) ** -0.5
+    return Bounded(*np.interp(observed + 1.96 * error * np.array([0, -1, 1]), expected, grid).tolist())
 
 
 def independent_checkpoints(count: int, correlation: float) -> float:

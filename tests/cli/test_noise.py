@@ -129,6 +129,7 @@ def test_decisions_hold_at_the_larger_size(tmp_path: Path, noise: Callable[..., 
     ):
         options = [part for pair in sizes.items() for part in ("--larger", "=".join(pair))]
         content = noise(path, "--last", 2, "--outcome", "accuracy", *options)
+        assert {outcome for outcome, _ in content["lines"]} == {"acc"}
         assert content["models"] == ["small-a", "small-b"] and content["lines"]["acc", "arc_easy"]["larger"] == share
     at_end = {model: np.mean([answers[model, seed, 40]["boolq"].mean() for seed in (1, 2, 3)]) for model in MODELS}
     line = noise(path, "small-a", "big-a", "big-b", "--last", 2)["lines"]["acc", "boolq"]

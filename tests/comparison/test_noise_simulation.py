@@ -173,9 +173,13 @@ def test_decision_accuracy_covers_the_share_of_all_pairs(models: int, correlatio
 @pytest.mark.simulation
 @pytest.mark.parametrize("correlation", AUTOCORRELATIONS)
 def test_autocorrelation_of_short_windows(correlation: float) -> None:
-    """Windows of 5 of 2,000 trainings; the usual coefficient is -0.2 without autocorrelation."""
+    """Windows of 5 of 2,000 trainings; the usual coefficient is -0.2 without autocorrelation. Intervals of a few."""
     windows = process((2_000, 5), correlation, np.random.default_rng(5))
-    assert autocorrelation(windows) == pytest.approx(correlation, abs=0.04)
+    assert autocorrelation(windows, 2_000).value == pytest.approx(correlation, abs=0.04)
+    for trainings, count in ((1, 10), (2, 5), (4, 20)):
+        few = process((500, trainings, count), correlation, np.random.default_rng(6))
+        misses = sum(missed(autocorrelation(each, trainings), correlation) for each in few)
+        assert misses / 500 <= allowed(500)
     variance = windows.mean(axis=1).var()
     assert 1 / independent_checkpoints(5, correlation) == pytest.approx(variance, rel=4 * math.sqrt(2 / 2_000))
 

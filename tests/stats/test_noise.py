@@ -61,7 +61,7 @@ def test_what_is_unknown_is_not_zero() -> None:
     """Deviations between seeds with one seed; ratios without noise; correlation without variance, or of two."""
     assert math.isnan(seed_variance(np.ones((3, 1))).root().value)
     assert math.isnan(Bounded(1.0, 0.5, 2.0).over(Bounded(0.0, 0.0, 1.0)).value)
-    assert math.isnan(autocorrelation(np.ones((2, 5)))) and math.isnan(autocorrelation(np.eye(2)))
+    assert math.isnan(autocorrelation(np.ones((2, 5)), 2).value) and math.isnan(autocorrelation(np.eye(2), 2).value)
     assert Bounded(1.0, 0.0, 2.0).over(Bounded(1.0, 0.0, 2.0))[1:] == (0.0, math.inf)
     assert 2 < Bounded(0.0, 0.0, 2.0).over(Bounded(1.0, 0.5, 2.0)).high < 4
 
