@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from functools import partial
 from itertools import chain
 from math import isnan
 from pathlib import Path
@@ -37,6 +38,8 @@ _DECISIONS = {
     "decided": "decided as at the end, %",
     "larger": "as the larger, %",
 }
+_RATIO = partial(fixed, places=1)
+_FORMS = {"monotonicity": partial(fixed, places=2), **dict.fromkeys(("decided", "larger"), partial(percent, places=0))}
 _STATES = {CARRIED: "is carried by", NOT_CARRIED: "is not carried by", OPEN: "is not shown to be carried by"}
 _LEAST, _MOST = 0.1, 100.0
 """Limits of the ratios in the figure."""
@@ -55,8 +58,7 @@ def noise_report(study: NoiseStudy, lines: dict[str, list[NoiseLine]]) -> Report
             label = f"{study.label(line.task)}, {_title(study, key)}"
             parts = [_bounded(getattr(line, name), unit.error) for name in _COMPONENTS if name in shown]
             bodies[0].append([label, f"{line.n:,}", unit.value(line.score), *parts])
-            forms = {"monotonicity": lambda value: fixed(value, 2), "decided": _percent, "larger": _percent}
-            parts = [_bounded(getattr(line, name), forms.get(name, _ratio)) for name in _DECISIONS if name in shown]
+            parts = [_bounded(getattr(line, name), _FORMS.get(name, _RATIO)) for name in _DECISIONS if name in shown]
             bodies[1].append([label, *parts, line.carries])
     tables = []
     for name, titles, body in zip(("noise", "decisions"), (_COMPONENTS, _DECISIONS), bodies, strict=True):
@@ -117,14 +119,6 @@ def _notes(study: NoiseStudy, shown: Sequence[str]) -> Iterator[str]:
 def _title(study: NoiseStudy, key: str) -> str:
     name = study.pairing.measure(key).name.partition(",")[0]
     return f"accuracy ({key})" if name == "accuracy" else name
-
-
-def _ratio(value: float) -> str:
-    return fixed(value, 1)
-
-
-def _percent(value: float) -> str:
-    return percent(value, 0)
 
 
 def _bounded(number: Bounded, form: Any) -> str:
