@@ -32,6 +32,8 @@ def compare(
     rule: str | None = option(None, "How the answer is chosen (evalkit ls rules); of attention a measure, as rank@-1.",
                               "the runs' own"),
     outcome: str | None = OUTCOME,
+    last: int | None = option(None, "Means over the last N checkpoints of each training; a group is one training.",
+                              metavar="N", least=2, shows_least=True),
     curve: bool = option(False, "The runs are checkpoints of one training (of one each group): the outcome by step."),
     printer: Printer,
     plot: Path | None = PLOT,
@@ -58,6 +60,7 @@ def compare(
     evalkit compare --curve RUN RUN RUN --plot curve.png               checkpoints of one training
     evalkit compare --study study.yaml intg vanilla                    names of a study, with all their seeds
     evalkit compare --study study.yaml --curve intg                    its steps, a curve for each seed
+    evalkit compare --study study.yaml intg vanilla --last 5           means over their last 5 checkpoints
     """
     from evalkit.comparison.comparison import compare_sides
     from evalkit.comparison.comparison_report import comparison_report
@@ -65,7 +68,8 @@ def compare(
     from evalkit.comparison.differences import exit_code
     from evalkit.runs.score_table import outcome_key
 
-    for name, given in {"fail_if_worse": fail_if_worse, "margin": margin, "pair_seeds": pair_seeds or None}.items():
+    excluded = {"fail_if_worse": fail_if_worse, "margin": margin, "pair_seeds": pair_seeds or None, "last": last}
+    for name, given in excluded.items():
         exclude(curve=curve, **{name: given})
     exclude(study=study, **{"in": root})
     if margin is not None and not (isfinite(margin) and margin >= 0):
@@ -73,7 +77,7 @@ def compare(
     source, key, notes = Source(study, benchmark, groups), outcome_key(outcome, rule), list[str]()
     with doing("reading and comparing runs"):
         if not curve:
-            sides, key, notes = _sides(source, runs, root, key, is_strict=fail_if_worse)
+            sides, key, notes = _sides(source, runs, root, key, is_strict=fail_if_worse, last=last)
             comparisons = compare_sides(sides, key, margin, pair_seeds or source.pairs_seeds, in_points=True)
             if fail_if_worse and (own_rules := comparisons[0].own_rules):
                 raise UsageError(f"the runs have different rules ({', '.join(own_rules)}); give --rule")
@@ -175,10 +179,15 @@ def plan(
 
 
 def _sides(
-    source: Source, runs: Sequence[str], root: Path | None, key: str | None, is_strict: bool = False
+    source: Source,
+    runs: Sequence[str],
+    root: Path | None,
+    key: str | None,
+    is_strict: bool = False,
+    last: int | None = None,
 ) -> tuple[Sequence[Side], str | None, list[str]]:
     """Return the sides that a command names, the key under a study's default rule, and notes."""
-    from evalkit.comparison.sides import sides_of
+    from evalkit.comparison.sides import last_checkpoints, sides_of
     from evalkit.runs.score_table import with_default_rule
 
     if results := source.results:
@@ -190,8 +199,9 @@ def _sides(
             [name] = choices  # attention has no measure by default
             notes = [f"benchmark {name}; --benchmark chooses another"]
         measured = results.study.benchmark(name)
-        chosen = study_sides(results, runs, measured)
+        chosen = study_sides(results, runs, measured, last or 1)
         return chosen.sides, with_default_rule(key, measured.rule), [*notes, *chosen.notes]
     # Attention has no measure by default
     named = source.named(runs, root, lambda run: key is not None or run.kind != ATTENTION, is_strict)
-    return sides_of(named.singles, named.groups), key, []
+    sides = sides_of(named.singles, named.groups)
+    return sides if last is None else [last_checkpoints(side, last) for side in sides], key, []

@@ -144,7 +144,7 @@ _PICKLE = typed_option(False, "Read pickled weights; they can run code.")
 
 @click.group(cls=Commands)
 def models() -> None:
-    """The paper's models: list them, show one, make, export and convert checkpoints."""
+    """The paper's models: list, show, make, export, convert and average checkpoints."""
 
 
 @command(models, "ls")
@@ -246,6 +246,41 @@ def convert_model(
     if scored:
         printer(readings(scored))
     news(f"{output}: written in evalkit's format")
+
+
+@command(models, "average")
+def average_model(
+    *,
+    checkpoints: tuple[str, ...] = argument(metavar="CKPT..."),
+    output: Path = _TO,
+    ema: float | None = typed_option(None, "An exponential moving average with this decay, below 1, in their order, in "
+                                     "place of the mean.", metavar="DECAY"),
+    allow_pickle: bool = _PICKLE,
+) -> None:  # fmt: skip
+    """Average the weights of checkpoints of one training, in float64, into a new checkpoint.
+
+    CKPT... are checkpoints with the same config, tokenizer and tensors, oldest first; a pattern in quotes stands for
+    the folders that match, in the order of their numbers. Averaging the last checkpoints often lowers the loss of a
+    training whose learning rate has not reached zero.
+
+    \b
+    evalkit models average train/checkpoint-800 train/checkpoint-900 train/checkpoint-1000 --output averaged
+    evalkit models average 'train/checkpoint-*' --ema 0.8 --output averaged
+    """
+    from evalkit.cli.running import checkpoints_of
+    from evalkit.comparison.sides import step_of_checkpoint
+    from evalkit.models.zoo.averaging import average_checkpoints
+
+    if ema is not None and not 0 < ema < 1:
+        raise UsageError(f"--ema {ema:g}: expected a decay between 0 and 1")
+    names = checkpoints_of(checkpoints, None)
+    steps = [step for step in map(step_of_checkpoint, names) if step is not None]
+    if ema is not None and steps != sorted(steps):
+        raise UsageError(f"--ema {ema:g}: the checkpoints' steps are {steps}; name the oldest first")
+    located = [_located(name, allow_pickle) for name in names]
+    average_checkpoints(located, output, ema)
+    kind = "mean" if ema is None else f"moving average (decay {ema:g})"
+    click.echo(printable(f"{kind} of {len(located)} checkpoints, {located[0].given} to {located[-1].given}: {output}"))
 
 
 def _key_value(text: str) -> tuple[str, Any]:

@@ -24,7 +24,7 @@ from types import FrameType
 import click
 
 from evalkit import __version__
-from evalkit.cli import benchmarks, comparing, drawing, longbench, models, results, study
+from evalkit.cli import benchmarks, comparing, drawing, longbench, models, noise, results, study
 from evalkit.cli.parameters import SETTINGS, Commands
 from evalkit.display import shown_activity
 from evalkit.errors import EvalkitError, SeveralErrors
@@ -44,6 +44,7 @@ def cli() -> None:
       evalkit table main_res                     the paper's tables, filled from it or from your runs
       evalkit compare RUN_A RUN_B                is B better than A?
       evalkit plan --accuracy 40 --difference 1  how many documents show a difference?
+      evalkit noise STUDY.yaml                   which tasks and outcomes carry a decision?
       evalkit report RUN_A RUN_B -o report.html  a page to look at, with every document
       evalkit show RUN --task boolq --wrong      the documents that it gets wrong
       evalkit study run STUDY.yaml               many checkpoints and benchmarks
@@ -55,8 +56,9 @@ def cli() -> None:
 
 for command in (
     benchmarks.run, benchmarks.needle, benchmarks.attention, benchmarks.perplexity, longbench.longbench, study.study,
-    comparing.compare, comparing.plan, drawing.figure, drawing.report, results.show, results.rescore, results.table,
-    results.integrity, results.export, models.import_, models.models, models.list_, models.data, models.doctor,
+    comparing.compare, comparing.plan, noise.noise, drawing.figure, drawing.report, results.show, results.rescore,
+    results.table, results.integrity, results.export, models.import_, models.models, models.list_, models.data,
+    models.doctor,
 ):  # fmt: skip
     cli.add_command(command)
 

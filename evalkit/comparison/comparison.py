@@ -29,13 +29,14 @@ from evalkit.comparison.differences import (
 )
 from evalkit.comparison.line import ScoredLine, average_difference, by_task, efficiency, line_label, line_name
 from evalkit.comparison.pairing import PairedTask, Pairing, common_key, own_rules, pair
-from evalkit.comparison.sides import Side, claim_of, sides_of
+from evalkit.comparison.sides import Side, autocorrelation_sentence, claim_of, sides_of
 from evalkit.errors import UsageError
 from evalkit.inputs import values
 from evalkit.paths import RUNS
 from evalkit.runs.finding import find_any_run
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import MARGIN, outcome_key
+from evalkit.stats.noise import autocorrelation
 from evalkit.stats.power import ALPHA
 from evalkit.stats.significance import holm
 
@@ -203,6 +204,11 @@ def compare_pairing(
         of_rule, others = (lines, tested) if name == rule else _lines(pairing, name)
         counts = tally(task.verdict for task in (tasks if name == rule else _family(others, with_power=False)))
         rules.append(RuleVerdict(name, _averages(pairing, of_rule)[-1], *counts))
+    claim = claim_of(pairing.a, pairing.b, pairing.in_pairs)
+    if (last := pairing.a.each) > 1:
+        seeds = max(pairing.a.trainings, pairing.b.trainings)
+        worth = autocorrelation_sentence(last, [autocorrelation(pairing.windows(rule), seeds)])
+        claim = replace(claim, sentence=f"{claim.sentence} {worth}")
     labels = {task: pairing.label(task) for task in (*pairing.names, *pairing.left_out)}
     for task, layer in product([*labels], measure.layers):
         labels[line_name(task, layer)] = line_label(labels[task], layer)
@@ -217,7 +223,7 @@ def compare_pairing(
         tasks=tasks,
         averages=_averages(pairing, lines, sides, with_power=True),
         rules=tuple(rules),
-        claim=claim_of(pairing.a, pairing.b, pairing.in_pairs),
+        claim=claim,
         left_out=pairing.left_out,
         labels=labels,
         letters=tuple(task for task in pairing.names if task in letters),

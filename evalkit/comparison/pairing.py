@@ -99,12 +99,25 @@ class Pairing:
     def scores(self, task: PairedTask, rule: str, layer: int | None = None) -> tuple[Floats, Floats]:
         """Return ([runs of A, n], [runs of B, n]) scores of a task's documents.
 
-        `layer` is the index of one of the measure's layers; None: each document's mean over them.
+        Of sides with several checkpoints of each training, a run is their mean. `layer` is the index of one of the
+        measure's layers; None: each document's mean over them.
         """
+        a, b = (scores.mean(axis=1) for scores in self._by_checkpoint(task, rule, layer))
+        return a, b
+
+    def windows(self, rule: str) -> Floats:
+        """Return [trainings of A and B, checkpoints] of scores, averaged over documents and tasks."""
+        by_task = [np.concatenate(self._by_checkpoint(task, rule, None)).mean(axis=2) for task in self.tasks]
+        windows: Floats = np.mean(by_task, axis=0)
+        return windows
+
+    def _by_checkpoint(self, task: PairedTask, rule: str, layer: int | None) -> list[Floats]:
+        """Return of A and of B [trainings, checkpoints, n] scores."""
         scores = [graded.by_rule(rule)[rows] for graded, rows in zip(self.graded, task.rows, strict=True)]
         scores = [of if of.ndim == 1 else of.mean(axis=1) if layer is None else of[:, layer] for of in scores]
-        count = len(self.a.runs)
-        return np.stack(scores[:count]), np.stack(scores[count:])
+        count, n = len(self.a.runs), task.n
+        sides = zip((self.a, self.b), (scores[:count], scores[count:]), strict=True)
+        return [np.stack(of_side).reshape(side.trainings, side.each, n) for side, of_side in sides]
 
 
 def own_rules(graded: Sequence[Comparable]) -> list[str]:

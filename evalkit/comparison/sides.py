@@ -11,16 +11,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
+from math import isnan
 from pathlib import Path
+from statistics import median
 from typing import TypeAlias
 
 from evalkit.benchmarks.differences import differences
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.escape import counted, printable
 from evalkit.inputs.reading import MOST_TEXT_BYTES, read_json
+from evalkit.reporting.decimals import fixed
 from evalkit.runs.finding import find_runs, is_completed, is_generic, only_run, settings_words
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import Trait, checkpoint_of, model_differences, same_checkpoint
+from evalkit.stats.noise import Bounded, independent_checkpoints
 
 _STEP = re.compile(r"(?:global_?step|step|iter(?:ation)?|checkpoint|ckpt)[-_= ]?(\d+)([kKmM]?)(?![0-9a-zA-Z])")
 _SCALE = {"": 1, "k": 1_000, "m": 1_000_000}
@@ -77,6 +81,12 @@ class Side:
     runs: tuple[Run, ...]
     marks: tuple[str, ...] = ()
     """What the name of each run adds to that of the side, such as " seed 2"; empty where only the side is shown."""
+    each: int = 1
+    """Consecutive runs whose mean is one score: the last checkpoints of one training after the other."""
+
+    @property
+    def trainings(self) -> int:
+        return len(self.runs) // self.each
 
 
 Group: TypeAlias = tuple[str, Sequence[Run]]
@@ -171,6 +181,22 @@ def sides_of(singles: Sequence[Run], groups: Sequence[Group], single_names: Sequ
     return sides
 
 
+def last_checkpoints(side: Side, last: int) -> Side:
+    """Return a side of the last checkpoints of one training, whose mean counts.
+
+    Raises `UsageError` if a run has no step, two have the same one, or there are fewer runs.
+    """
+    steps = steps_of(side.runs)
+    if steps is None or len(set(steps)) < len(steps) or len(steps) < last:
+        listed = "unknown" if steps is None else ", ".join(f"{step:,}" for step in sorted(steps))
+        raise UsageError(
+            f"group {side.name}: --last {last} needs as many checkpoints of one training, each of another step; the "
+            f"steps are {listed}"
+        )
+    runs = [run for _, run in sorted(zip(steps, side.runs, strict=True), key=lambda pair: pair[0])]
+    return Side(side.name, tuple(runs[-last:]), each=last)
+
+
 def check_unique(sides: Sequence[Side]) -> None:
     """Raise `UsageError` if a run or a side's name occurs twice."""
     runs = {run.manifest["id"]: run.folder.name for side in sides for run in side.runs}
@@ -233,22 +259,29 @@ def claim_of(a: Side, b: Side, in_pairs: bool = False) -> Claim:
             runs = " and ".join(run.folder.name for run in pair)
             raise UsageError(f"group {side.name}: runs {runs} have the same checkpoint; remove one")
         check_uniform(side)
-    settings, counts = _differing(a, b), (len(a.runs), len(b.runs))
+    settings, counts, last = _differing(a, b), (a.trainings, b.trainings), a.each
     if {checkpoint_of(run) for run in a.runs} == {checkpoint_of(run) for run in b.runs}:
         what = " and ".join(settings) or "its location"
         sentence = f"Both are the same checkpoint, so the claim is about {what}, not about models."
         return Claim("setting", sentence, settings)
     few = "; with two pairs" if in_pairs else "; with two seeds of a side"
     few = f"{few} the spread is hardly known, so only large differences show" if 2 in counts else ""
-    if counts == (1, 1):
+    if counts == (1, 1) and last > 1:
+        kind, covered = "trainings", "the errors cover other documents, not other trainings"
+        sentence = f"The claim is about the means of these {last} checkpoints of two trainings: {covered}"
+        sentence += "; a claim about training noise needs seeds."
+    elif counts == (1, 1):
         kind, unknown = "checkpoints", "could score differently, and one run does not show by how much"
         sentence = f"The claim is about these two checkpoints: another seed of either {unknown}."
     elif 1 in counts:
         alone, many = (a, b) if counts[0] == 1 else (b, a)
-        kind, about = "mixed", f"{many.name} ({len(many.runs)} runs) and this one checkpoint of {alone.name}"
+        what = "training" if last > 1 else "checkpoint"
+        kind, about = "mixed", f"{many.name} ({max(counts)} runs) and this one {what} of {alone.name}"
         limit = f"it does not extend to other seeds of {alone.name}, since one run does not show their spread{few}"
         sentence = f"The claim is about {about}; {limit}."
-    elif any(steps is not None and len(set(steps)) == len(steps) for steps in map(steps_of, (a.runs, b.runs))):
+    elif last == 1 and any(
+        steps is not None and len(set(steps)) == len(steps) for steps in map(steps_of, (a.runs, b.runs))
+    ):
         kind, about = "trainings", f"checkpoints of one training ({counts[0]} and {counts[1]})"
         limit = "their spread replaces the spread between seeds, and is likely smaller"
         sentence = f"The runs of a side are {about}, so the claim is about these trainings: {limit}."
@@ -256,7 +289,19 @@ def claim_of(a: Side, b: Side, in_pairs: bool = False) -> Claim:
         seeds = f"{counts[0]} pairs" if in_pairs else f"{counts[0]} and {counts[1]}"
         kind, errors = "architectures", f"other seeds ({seeds} here) and other documents"
         sentence = f"The claim is about two architectures: the errors cover {errors}{few}."
+        sentence += f" A seed's score is the mean of its last {last} checkpoints." * (last > 1)
     return Claim(kind, sentence, settings)
+
+
+def autocorrelation_sentence(last: int, estimates: Sequence[Bounded]) -> str:
+    """Return how many independent checkpoints the last ones are worth, for the median of estimated autocorrelations."""
+    if not (known := [estimate for estimate in estimates if not isnan(estimate.value)]):
+        return f"{last} checkpoints do not show their autocorrelation: too few for a statement about training noise."
+    value, low, high = map(median, zip(*known, strict=True))
+    count, most, least = (independent_checkpoints(last, number) for number in (value, low, high))
+    words = f"Neighbouring checkpoints correlate by {fixed(value, 2)} ({fixed(low, 2)} to {fixed(high, 2)}), so {last} "
+    words += f"are worth {fixed(count, 1)} ({fixed(least, 1)} to {fixed(most, 1)}) independent checkpoints"
+    return words + (": too few for a statement about training noise." if least < last / 2 else ".")
 
 
 def check_uniform(side: Side, may_differ: Collection[str] = ()) -> None:

@@ -139,15 +139,17 @@ class StudySides:
     """Steps of the models, runs that are not finished, and checkpoints that have changed since."""
 
 
-def study_sides(results: StudyResults, names: Sequence[str], benchmark: StudyBenchmark) -> StudySides:
+def study_sides(results: StudyResults, names: Sequence[str], benchmark: StudyBenchmark, last: int = 1) -> StudySides:
     """Return the sides of a comparison, by NAME or NAME@STEP; by default every model. Seeds are runs of one side.
+
+    With `last`, the mean over the last checkpoints of each seed is its score.
 
     Raises:
         UsageError: fewer than two sides, an unknown name, or a run that is not finished; names all such runs.
     """
     study = results.study
     known = study.names_on(benchmark)
-    chosen = [select(study, name) for name in names or known]
+    chosen = [select(study, name, last) for name in names or known]
     if len(chosen) < 2:
         raise UsageError(
             f"there is nothing to compare {chosen[0].name} with; name two checkpoints or more of study {study.path}: "
@@ -155,7 +157,7 @@ def study_sides(results: StudyResults, names: Sequence[str], benchmark: StudyBen
         )
     checkpoints = [checkpoint for model in chosen for checkpoint in model.checkpoints]
     results.require(checkpoints, benchmark)
-    sides = tuple(Side(model.name, results.runs(model.checkpoints, benchmark)) for model in chosen)
+    sides = tuple(Side(model.name, results.runs(model.checkpoints, benchmark), each=last) for model in chosen)
     check_unique(sides)
     declared = results.pairs_note(checkpoints, benchmark)
     return StudySides(sides, (*steps_note(chosen), *declared, *results.changes(checkpoints, benchmark)))
@@ -209,6 +211,8 @@ class StudyTraining:
     """Steps that are not finished, and checkpoints that have changed since."""
     model: str = ""
     """The name that its seeds share."""
+    seed: int | None = None
+    """Its number; None for a model with a single one."""
 
 
 def study_trainings(results: StudyResults, names: Sequence[str], benchmark: StudyBenchmark) -> list[StudyTraining]:
@@ -232,6 +236,7 @@ def study_trainings(results: StudyResults, names: Sequence[str], benchmark: Stud
             lacking = ", ".join(f"{checkpoint.step:,}" for checkpoint in missing)
             notes = [f"{name}: not finished: {'step' if len(missing) == 1 else 'steps'} {lacking}.", *notes]
         steps = tuple(checkpoint.step for checkpoint in done if checkpoint.step is not None)
-        curves.append(StudyTraining(Side(name, results.runs(done, benchmark)), steps, tuple(notes), printable(model)))
+        side = Side(name, results.runs(done, benchmark))
+        curves.append(StudyTraining(side, steps, tuple(notes), printable(model), checkpoints[0].seed))
     check_unique([training.side for training in curves])
     return curves

@@ -190,10 +190,11 @@ class Selected:
         return [f"{self.name} seed {checkpoint.seed}" if several else self.name for checkpoint in self.checkpoints]
 
 
-def select(study: Study, given: str) -> Selected:
+def select(study: Study, given: str, last: int = 1) -> Selected:
     """Return a model by NAME or NAME@STEP; of several steps by default the last one that all of its seeds have.
 
-    Raises `UsageError`: an unknown model or step, or seeds without a step in common.
+    With `last`, each seed has so many checkpoints, up to that step. Raises `UsageError`: an unknown model or step, or
+    seeds without steps in common.
     """
     name, sign, asked = given.rpartition("@")
     if given in study.names or name not in study.names or not sign:
@@ -206,7 +207,11 @@ def select(study: Study, given: str) -> Selected:
     if asked and asked not in steps:
         raise UnknownNameError(f"step of study {study.path}", given, [f"{name}@{step}" for step in steps])
     step = steps[asked] if asked else max(common, key=lambda step: step or 0)
-    return Selected(printable(given), step, tuple(seed[step] for seed in seeds))
+    upto = sorted(other for other in common if other is not None and step is not None and other < step)
+    if len(upto) < last - 1:
+        raise UsageError(f"study {study.path}: {given} has {len(upto) + 1} common steps; --last {last} needs as many")
+    chosen = (*upto[len(upto) + 1 - last :], step)
+    return Selected(printable(given), step, tuple(seed[number] for seed in seeds for number in chosen))
 
 
 def trainings(study: Study, name: str) -> list[tuple[str, list[StudyCheckpoint]]]:
