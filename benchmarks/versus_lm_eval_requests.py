@@ -36,9 +36,9 @@ from evalkit.benchmarks.multiple_choice.prompts import (
     question_rows,
     question_sequences,
 )
+from evalkit.benchmarks.multiple_choice.questions import load_questions
 from evalkit.benchmarks.multiple_choice.requests import load_requests
 from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite
-from evalkit.benchmarks.multiple_choice.tasks import load_questions
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments

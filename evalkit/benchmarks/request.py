@@ -239,7 +239,7 @@ class SuiteRequest(DocumentRequest):
     )
     control: Literal["swap"] | None = setting(
         None,
-        "swap: each document has another document's context, so that a model that reads falls to chance; the drop is "
+        "swap: each document has another document's context, so that a model that reads loses accuracy; the drop is "
         "printed with its interval.",
     )
     data_dir: Path | None = setting(

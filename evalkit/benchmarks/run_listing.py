@@ -60,6 +60,8 @@ class ListedRun:
     """Tokens and method of a context extension."""
     windows: str = ""
     """Windows of a text."""
+    control: str = ""
+    """Control that the run is, whose scores are no results of its tasks."""
     documents: str = ""
     """Which documents of each task are read; empty: all."""
     rule: str = ""
@@ -86,7 +88,7 @@ class ListedRun:
     def settings(self) -> str:
         shots = f"{self.num_fewshot}-shot" if self.num_fewshot else ""
         origin = "imported" if self.imported else ""
-        return ", ".join(filter(None, (shots, self.documents, self.context, self.windows, origin)))
+        return ", ".join(filter(None, (self.control, shots, self.documents, self.context, self.windows, origin)))
 
 
 def list_found(root: Path, sort: str = "date", text: str = "") -> list[ListedRun]:
@@ -130,6 +132,7 @@ def _listed(run: Run | DamagedRun) -> ListedRun:
         "context": f"{extension['target']:,} by {extension['method']}" if extension else "",
         "documents": documents_read(specification),
         "windows": windows_of_text(specification),
+        "control": f"control {control}" if (control := specification.get("control")) else "",
         "rule": manifest["rule"],
         "journal": (run.folder / JOURNAL).is_file(),
         "imported": is_imported(manifest),

@@ -44,6 +44,10 @@ def _listed(
     return Report((table,), notes=tuple(notes))
 
 
+_MOST_NAMED = 16
+"""Most tasks of a suite that are listed by name."""
+
+
 def suites() -> Report:
     """Return the suites of all benchmarks with their tasks."""
     rows = []
@@ -54,7 +58,11 @@ def suites() -> Report:
             rows.append([kind, str(error), ""])
             continue
         for suite, description in benchmark(kind).suites().items():
-            rows.append([suite, description, ", ".join(averages.get(suite, {}).get("Average", ()))])
+            groups = averages.get(suite, {})
+            names = groups.get("Average", ())
+            if len(names) > _MOST_NAMED:
+                names = (f"{len(names)} tasks: {', '.join(name for name in groups if name != 'Average')}",)
+            rows.append([suite, description, ", ".join(names)])
     return _listed("suites", "suite|what it is|tasks", rows)
 
 
@@ -72,7 +80,8 @@ def tasks() -> Report:
         suffixes = ", ".join(name.removeprefix(f"{start}_") for name in names)
         most = max(request_tasks()[name].count for name in names)
         rows.append([f"{start}_FORM", label_of(names[-1]).full, f"FORM: {suffixes}", f"{most:,}" if most else ""])
-    return _listed("tasks", "task|name|on the hub|documents", rows, texts=3)
+    note = "FORM is one of the forms at the right, as in gsm8k_gold_bpb_5shot"
+    return _listed("tasks", "task|name|on the hub, or forms of requests|documents", rows, [note], texts=3)
 
 
 def templates() -> Report:

@@ -213,8 +213,11 @@ def plan_of(model: str, options: dict[str, Any], say: Say) -> Plan:
 def dry_run(models: Sequence[str], options: dict[str, Any]) -> Report:
     from evalkit.studies.dry_run import plans_report
 
+    # The run that a control is compared with is computed too
+    runs = [options] + ([options | {"control": None}] if options.get("control") else [])
     with Progress() as progress:
-        return plans_report([(model, plan_of(model, options, progress.say)) for model in models], progress.say)
+        plans = [(model, plan_of(model, given, progress.say)) for model in models for given in runs]
+        return plans_report(plans, progress.say)
 
 
 def evaluate(

@@ -19,7 +19,7 @@ from evalkit.comparison.pairing import PairedTask, pair
 from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
 from evalkit.runs.folder import Run
-from evalkit.runs.score_table import MARGIN, OUTCOMES
+from evalkit.runs.score_table import BESIDE, MARGIN
 from evalkit.stats import noise as measuring
 from evalkit.stats.estimates import Codes, Estimate, Floats, average, mean
 from evalkit.stats.noise import UNKNOWN, Bounded
@@ -208,7 +208,7 @@ class NoiseStudy:
     def keys(self, rule: str | None) -> list[str]:
         """Return the key of an outcome; or of a rule, by default the runs' own, and of the outcomes beside it."""
         key = self.pairing.key(rule)
-        others = OUTCOMES if self.pairing.graded[0].beside(key) else ()
+        others = BESIDE if self.pairing.graded[0].beside(key) else ()
         return [key, *(f"{MARGIN}:{key}" if name == MARGIN else name for name in others)]
 
     def lines(self, key: str) -> list[NoiseLine]:

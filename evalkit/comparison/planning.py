@@ -33,7 +33,7 @@ from evalkit.reporting.decimals import percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
-from evalkit.runs.score_table import MARGIN, OUTCOMES
+from evalkit.runs.score_table import BESIDE, MARGIN
 from evalkit.stats.estimates import Estimate, Floats, average
 from evalkit.stats.power import ALPHA, MOST_SEEDS, mcnemar_detectable, seeds_detectable, t_detectable
 
@@ -125,7 +125,7 @@ def plan_pairing(pairing: Pairing, rule: str | None, difference: float | None) -
     if 1 in counts and len(counts) > 1:
         raise UsageError("one side has several runs, the other a single one; a plan needs several of both, or one")
     graded, key, plans, unpaired = pairing.graded[0], pairing.key(rule), list[OutcomePlan](), list[OutcomePlan]()
-    for name in (key, *(OUTCOMES if graded.beside(key) else ())):
+    for name in (key, *(BESIDE if graded.beside(key) else ())):
         letters = graded.of_letters(name) if plans else ()
         with suppress(*[UsageError] * len(plans)):  # a run may lack an outcome, as that of a log
             kept = replace(pairing, tasks=tuple(task for task in pairing.tasks if task.task not in letters))

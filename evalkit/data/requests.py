@@ -44,7 +44,7 @@ class RequestTask(FileSettings):
 
     label: str
     rule: str = ""
-    """Rule that OLMES fixes for the task; empty: each document has one gold answer."""
+    """Rule that OLMES fixes for the task, or the requests' authors; empty: each document has one gold answer."""
     in_loop: str = ""
     """Rule of OLMo-core's evaluation during training, if it is another one."""
     file: str = ""
@@ -153,7 +153,7 @@ def are_cached() -> bool:
 def own_file(path: Path) -> RequestFile:
     """Return a user's file of requests."""
     with reading_as(path, "requests", DataError):
-        return RequestFile(path, file_digest(path.expanduser()))
+        return RequestFile(path.expanduser().resolve(), file_digest(path.expanduser()))
 
 
 _Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
@@ -166,7 +166,9 @@ class _Request(Stored):
 
 class _Line(Stored):
     doc_id: Annotated[int, Field(ge=0)]
+    idx: int | None = None
     label: int | str | list[Any] | None = None
+    source: str | None = None
     doc: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -185,7 +187,7 @@ def _documents(file: RequestFile) -> Iterator[RequestDocument]:
     with reading_as(path, "requests", DataError):
         packed = read_bytes(path.expanduser(), MOST_DOCUMENT_BYTES)
         if hashlib.sha256(packed).hexdigest() != file.sha256:
-            raise Unreadable("it has changed since it was hashed; repeat the command")
+            raise DataError(f"{path}: it has changed since it was hashed; repeat the command")
         content = _unpacked(packed)
         # Pinned content needs no strict reader, which takes most of the time
         pinned = ((f"line {number}", json.loads(line)) for number, line in enumerate(content.splitlines(), start=1))
@@ -194,19 +196,23 @@ def _documents(file: RequestFile) -> Iterator[RequestDocument]:
             line = validated(record, _WheelLine if nested else _OwnLine, DataError, f"{path}, {position}")
             request = line.request if isinstance(line, _WheelLine) else line
             if line.doc_id in lines and line.doc_id != last:
-                raise Unreadable(f"{position}: document {line.doc_id} occurs again; its lines must follow each other")
-            last = line.doc_id
+                raise DataError(
+                    f"{path}, {position}: document {line.doc_id} occurs again; its lines must follow each other"
+                )
+            last, number = line.doc_id, len(lines.get(line.doc_id, ()))
+            if line.idx not in (None, number):
+                raise DataError(f"{path}, {position}: idx is {line.idx}, expected {number}: choices must be in order")
             lines.setdefault(line.doc_id, []).append((request, line))  # type: ignore[arg-type]
         own = [doc_id for doc_id in lines if doc_id < UNCONDITIONAL]
         if not own:
-            raise Unreadable("it has no documents")
+            raise DataError(f"{path}: it has no documents with numbers below {UNCONDITIONAL:,}")
         repeated = {doc_id - UNCONDITIONAL for doc_id in lines if doc_id >= UNCONDITIONAL}
         if wrong := repeated - set(own) or (repeated and set(own) - repeated):
-            raise Unreadable(
-                f"document {min(wrong)} is in it only with its question, or only without; numbers from "
+            raise DataError(
+                f"{path}: document {min(wrong)} is in it only with its question, or only without; numbers from "
                 f"{UNCONDITIONAL:,} repeat all documents without their questions"
             )
-        for doc_id, cluster in zip(own, _clusters([lines[doc_id][0][1].doc for doc_id in own], about), strict=True):
+        for doc_id, cluster in zip(own, _clusters([lines[doc_id][0][1] for doc_id in own], about), strict=True):
             yield _document(f"{path}, document {doc_id}", doc_id, own[cluster], lines)
 
 
@@ -224,10 +230,11 @@ def _document(where: str, doc_id: int, cluster: int, lines: dict[int, list[tuple
     label = lines[doc_id][0][1].label
     if any(line.label != label for _, line in lines[doc_id]):
         raise DataError(f"{where}: its lines have different labels; each must have that of the gold choice")
-    if len(requests) == 1:
+    if len(requests) == 1 and not isinstance(label, int):
         label = 0
-    elif not isinstance(label, int) or not 0 <= label < len(requests):
-        raise DataError(f"{where}: label {label!r} is not the number of one of its {len(requests)} choices")
+    elif not isinstance(label, int) or not 0 <= label < len(requests) or len(requests) == 1:
+        choices = f"{len(requests)} choices" if len(requests) > 1 else "choices: it has a single line"
+        raise DataError(f"{where}: label {label!r} is not the number of one of its {choices}")
     texts = tuple(request.continuation for request in requests)
     if alone and tuple(request.continuation for request in alone) != texts:
         raise DataError(f"{where}: its continuations differ from those of document {doc_id + UNCONDITIONAL}")
@@ -242,10 +249,13 @@ def _shared(requests: Iterable[_Request]) -> tuple[str, ...]:
     return tuple(seen.setdefault(request.context, request.context) for request in requests)
 
 
-def _clusters(documents: list[dict[str, Any]], about: RequestTask | None) -> list[int]:
-    if about and about.source:
+def _clusters(first_lines: list[_Line], about: RequestTask | None) -> list[int]:
+    if about is None:
+        return clusters_of([{"source": line.source} for line in first_lines], {"source": "source"})
+    documents = [line.doc for line in first_lines]
+    if about.source:
         field, *until = about.source
         documents = [{field: document[field].rpartition(until[0])[0] if until else document[field]}
                      for document in documents]  # fmt: skip
         return clusters_of(documents, {"source": field})
-    return clusters_of(documents, {"twins": about.twins} if about and about.twins else {})
+    return clusters_of(documents, {"twins": about.twins} if about.twins else {})

@@ -95,6 +95,7 @@ def content_of(run: Run, rule: str | None) -> Content:
         "dtype": of_run["dtype"].value,
         "context_extension": of_run["context extension"].value,
         "suite": run.suite,
+        **({"control": control} if (control := run.manifest["specification"].get("control")) else {}),
         **({"origin": origin(run.manifest)} if is_imported(run.manifest) else {}),
     }
     scores: list[ExportedScore] = []
@@ -121,6 +122,8 @@ def hub_files(content: Content) -> dict[str, str]:
     Raises:
         UsageError: a task has no dataset, which both formats require.
     """
+    if "control" in content.protocol:
+        raise UsageError("the hub's model cards are for results of tasks, and this run is a control (--control)")
     from huggingface_hub import EvalResult, ModelCardData
 
     task_name = content.run.kind

@@ -16,7 +16,7 @@ import pandas as pd
 from evalkit.errors import RunError, UsageError
 from evalkit.escape import brief, counted, with_error
 from evalkit.runs.rules import Floats, Rule, all_rules, decide, find_rule, row_scores, single_answers, why_unusable
-from evalkit.runs.score_table import MARGIN, OUTCOMES, ContinuousOutcome, sources_of, why_unsized
+from evalkit.runs.score_table import MARGIN, OF_ONE, OUTCOMES, ContinuousOutcome, sources_of, why_unsized
 from evalkit.stats.estimates import error_of_average, mean
 
 
@@ -187,17 +187,13 @@ def average_of(name: str, tasks: Sequence[TaskResult], size: int) -> Average:
     )
 
 
-_OF_ONE = ("bits_per_byte", "log_likelihood", "greedy_match")
-"""Outcomes that do not compare the choices with each other."""
-
-
 def available_outcomes(scores: pd.DataFrame) -> list[ContinuousOutcome]:
     """Return the outcomes that every document of a score table has."""
     greedy, single = not scores["greedy"].isna().any(), single_answers(scores)
     return [
         outcome
         for name, outcome in OUTCOMES.items()
-        if (greedy if name == "greedy_match" else name in _OF_ONE or not single)
+        if (greedy if name == "greedy_match" else name in OF_ONE or not single)
     ]
 
 
@@ -206,7 +202,7 @@ def document_outcomes(table: pd.DataFrame, outcome: ContinuousOutcome, rule: Rul
 
     `rule` is that of a margin. Raises `UsageError` if a document has no such outcome.
     """
-    if outcome.name not in _OF_ONE and (single := single_answers(table)):
+    if outcome.name not in OF_ONE and (single := single_answers(table)):
         raise UsageError(f"outcome {outcome.name} compares choices, and documents of {single[0]} have one answer")
     choice = table["choice"].to_numpy()
     starts = np.flatnonzero(choice == 0)

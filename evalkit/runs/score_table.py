@@ -192,6 +192,12 @@ the choices, s a rule's score. Sources: Brier (1950) in its original form, the s
 `brier_score`; log loss, Good (1952)."""
 
 
+OF_ONE = ("bits_per_byte", "log_likelihood", "greedy_match")
+"""Outcomes that do not compare choices with each other."""
+BESIDE = ("bits_per_byte", "log_loss", "brier", MARGIN)
+"""Outcomes that are compared beside a rule's accuracy."""
+
+
 def outcome_of(key: str) -> tuple[ContinuousOutcome, str | None] | None:
     """Return a key's outcome, and the rule of "margin:RULE" if the key has one; None if the key names a rule."""
     name, _, rule = key.partition(":")

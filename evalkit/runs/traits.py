@@ -124,6 +124,8 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
     if run.rule is not None:
         if (shots := specification.get("num_fewshot")) is None and imported:
             add("solved examples", "unknown", "an unknown number of solved examples")
+        elif shots is None:
+            add("solved examples", "in the requests", "the requests' own solved examples")
         else:
             add("solved examples", shots or 0, f"{shots or 0}-shot")
         name = rule or str(run.manifest["rule"])
@@ -160,8 +162,10 @@ def summary(run: Run, rule: str | None = None) -> str:
     """
     by_name = traits(run, rule)
     names = ("limit", "continuation", "windows", "template", "prompts", "solved examples", "prompt tokens", "rule",
-             "dtype", "context extension")  # fmt: skip
-    usual = {("prompts", "one")} | ({("context extension", "none")} if "prompt tokens" not in by_name else set())
+             "dtype", "context extension", "control")  # fmt: skip
+    usual = {("prompts", "one"), ("control", "none")} | (
+        {("context extension", "none")} if "prompt tokens" not in by_name else set()
+    )
     shown = [by_name[name] for name in names if name in by_name]
     return ", ".join(trait.words for trait in shown if (trait.name, trait.value) not in usual)
 

@@ -43,7 +43,7 @@ def evaluated(
     specification = manifest["specification"]
     return Evaluated(
         entries=_entries(
-            by_rule, leaves, specification.get("num_fewshot", 0), {name: len(m) for name, m in by_subtask.items()}
+            by_rule, leaves, specification.get("num_fewshot") or 0, {name: len(m) for name, m in by_subtask.items()}
         ),
         settings={"limit": specification["limit"], "device": manifest.get("loaded", {}).get("device")},
         seconds=seconds,

@@ -34,7 +34,7 @@ from evalkit.models.loading.locate import Checkpoint
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import specification_id
 from evalkit.runs.rules import Rule, find_rule, of_task
-from evalkit.runs.score_table import CLUSTER, outcome_of
+from evalkit.runs.score_table import CLUSTER, OF_ONE, outcome_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +69,7 @@ def resolve_suite(request: SuiteRequest, say: Say) -> Suite | None:
     others = [task for task in request.tasks if task not in default.tasks]
     if not others and request.include_path is None:
         return choose_tasks(default, request.tasks)
-    are_requests = bool(others) and set(request.tasks) <= set(request_tasks())
+    are_requests = any(task in request_tasks() for task in request.tasks)
     if request.template is not None or request.rule is not None or request.vary or are_requests:
         if not request.tasks:
             raise UsageError("lm-eval's tasks must be named: --tasks sciq,arc_easy")
@@ -85,7 +85,7 @@ def resolve_suite(request: SuiteRequest, say: Say) -> Suite | None:
 def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
     """Validate a request for a suite and make its plan; its template, rule and examples override the suite's."""
     suite = with_fewshot(suite, suite.num_fewshot if request.num_fewshot is None else request.num_fewshot)
-    are_requests = set(suite.tasks) == set(suite.requested)
+    are_requests = suite.tasks == suite.requested
     template = load_template(request.template or suite.template or ("requests" if are_requests else "inst"))
     prompts = load_prompts(request.vary, template)
     checkpoint = request.model.locate(say)
@@ -122,7 +122,8 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
         **hashes,
         "template": template.content_hash,
         "unconditional": unconditional,
-        "num_fewshot": suite.num_fewshot,
+        # Requests have their own solved examples
+        "num_fewshot": None if suite.requested == suite.tasks else suite.num_fewshot,
     }
     groups = {group: list(tasks) for group, tasks in suite.groups.items()}
     if suite.user_defined:
@@ -161,7 +162,12 @@ def _own_key(
     """
     single = [task for task in tasks if task in requests and requests[task].single]
     key = requested or ("bits_per_byte" if single else None)
-    if key is not None and outcome_of(key) is not None:
+    if key is not None and (outcome_and_rule := outcome_of(key)) is not None:
+        name = outcome_and_rule[0].name
+        if name == "greedy_match" and len(single) < len(tasks):
+            raise UsageError("outcome greedy_match is of documents with one gold answer; use another --rule")
+        if single and name not in OF_ONE:
+            raise UsageError(f"outcome {name} compares choices, and documents of {single[0]} have one gold answer")
         return key, False
     if single:
         raise UsageError(
@@ -324,7 +330,7 @@ class ChoicePlan:
         return remembered("questions", self.documents_key, load)
 
     def selected(self, selection: DocumentSelection, estimate: int | None = None) -> dict[str, list[Question]]:
-        """Return the questions of a selection of documents; arguments as of `tasks.load_questions`."""
+        """Return the questions of a selection of documents; arguments as of `questions.load_questions`."""
         from evalkit.benchmarks.multiple_choice.questions import load_questions
 
         about = self.others, estimate, self.requests, self.request.control

@@ -146,12 +146,12 @@ class Prompter:
                 yield self._fit(question, self._sequence(question, pieces, ids, spans))
 
     def _apart(self, pieces: Pieces) -> list[str]:
-        """Return the texts that are tokenised separately: one, or before and from the continuation on."""
-        texts = [text for _, text in pieces]
-        cut = next(number for number, (code, _) in enumerate(pieces) if code == CONTINUATION)
-        return (
-            ["".join(texts)] if not (self._template.separate and cut) else ["".join(texts[:cut]), "".join(texts[cut:])]
-        )
+        """Return the texts that are tokenised separately: all as one, or those before and from the continuation on."""
+        codes, texts = [code for code, _ in pieces], [text for _, text in pieces]
+        if not self._template.separate or CONTINUATION not in codes[1:]:
+            return ["".join(texts)]
+        cut = codes.index(CONTINUATION)
+        return ["".join(texts[:cut]), "".join(texts[cut:])]
 
     def _sequence(
         self, question: Question, pieces: Pieces, ids: list[int], spans: list[tuple[int, int]]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite, choose_tasks
 from evalkit.benchmarks.request import spread
 from evalkit.cache import folder_digest, read_cached_bytes, source_digest, write_cached_bytes
+from evalkit.data.requests import request_tasks
 from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSelection
 from evalkit.errors import UsageError
 from evalkit.models.loading.fingerprint import hash_file
@@ -84,7 +85,8 @@ def pinned_questions(
 ) -> dict[str, list[Question]]:
     """Return the questions of a suite as `load_questions`, without other tasks of lm-eval; from the cache if there."""
     code = [source_digest(), folder_digest(resource(*TASK_DIR)), control or ""]
-    hashes = {task: of_task.content_hash for task, of_task in (requests or {}).items()}
+    known = request_tasks()
+    hashes = {task: f"{given.content_hash} {known.get(task)}" for task, given in (requests or {}).items()}
     keys = {task: _cache_key(suite, library, task, selection, code, hashes.get(task)) for task in suite.tasks}
     contents = {task: read_cached_bytes(_CACHED, key) for task, key in keys.items()}
     questions = {task: _unpacked(bytes(content)) for task, content in contents.items() if content is not None}

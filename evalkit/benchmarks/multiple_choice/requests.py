@@ -77,7 +77,7 @@ def _of_file(task: str, file: RequestFile) -> Requests:
     count = file.about.count if file.about else len(read())
     single = file.about.single if file.about else len(read()[0].continuations) == 1
     leaf = LeafTask(task, None, count)
-    provenance = {"source": file.source, "official": True, "count": count}
+    provenance = {"source": file.source, "official": True if file.about else None, "count": count}
     questions = lambda: [_question(task, task, document, leaf) for document in read()]  # noqa: E731
     return Requests(file.sha256, provenance, single, questions)
 
@@ -153,7 +153,9 @@ def _mmlu_questions(
 
 
 def swapped(questions: Sequence[Question]) -> list[Question]:
-    """Return all questions of a task, each with the context of another document: a model that reads falls to chance.
+    """Return all questions of a task, each with the context of another document.
+
+    A model that reads the context falls to what the answers alone give: chance, where these do not give the gold away.
 
     The other document is half of the subtask's documents further on, or the next one from there with another context
     and another source.

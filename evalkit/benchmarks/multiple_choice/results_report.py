@@ -70,8 +70,9 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
         notes += [*filter(None, unusable), *invalid_rules()]
     content = about_run(run, seconds) | sources | results.to_json()
     if forms := better_forms(results, manifest.get("forms", {})):
-        details.insert(0, _forms_table(forms, manifest))
-        content["forms"] = {name: asdict(result) for name, result in forms}
+        average = average_of("Average", [result for _, result in forms], len(forms))
+        details.insert(0, _forms_table(forms, average, results.rule, manifest))
+        content["forms"] = {name: asdict(result) for name, result in forms} | {"Average": asdict(average)}
     if detail or any(task.task in request_tasks() for task in results.tasks):
         centred = f"{percent(results.average.centred)} {plus_minus(results.average.centred_stderr)}"
         notes.append(f"average centred on chance (0: guessing, 100: all right): {centred}")
@@ -83,13 +84,14 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     )
 
 
-def _forms_table(forms: Sequence[tuple[str, TaskResult]], manifest: Mapping[str, Any]) -> Table:
+def _forms_table(
+    forms: Sequence[tuple[str, TaskResult]], average: Average, rule: str, manifest: Mapping[str, Any]
+) -> Table:
     """Return each task's better form, which is chosen on the documents that it is measured on, as in OLMES."""
-    average = average_of("Average", [result for _, result in forms], len(forms))
     rows = [[name, label_of(result.task, manifest).full, percent(result.accuracy), plus_minus(result.stderr)]
             for name, result in forms]  # fmt: skip
     rows.append([average.name, "", percent(average.accuracy), plus_minus(average.stderr)])
-    title = "The better form of each task, as OLMES reports it"
+    title = "The better form of each task" + ", as OLMES reports it" * (rule == "olmes")
     return simple_table("forms", ["task", "form", "acc. %", "± SE"], rows, texts=2, ruled={len(forms)}, title=title)
 
 

@@ -161,6 +161,8 @@ def load_suite(name: str) -> Suite:
     if unknown := [task for tasks in ([*suite.requests], *suite.forms.values()) for task in tasks
                    if task not in suite.tasks]:  # fmt: skip
         raise UsageError(f"{where}: {UnknownNameError('task', unknown[0], suite.tasks)}")
+    if taken := [task for task in suite.requests if task in (*pinned_tasks(), *request_tasks())]:
+        raise UsageError(f"{where}, requests: {taken[0]} is the name of one of evalkit's own tasks; use another name")
     files = suite.task_files and path.parent / suite.task_files
     requests = {task: path.parent / file for task, file in suite.requests.items()}
     return _user_defined(suite.model_copy(update={"task_files": files, "requests": requests}))
@@ -205,9 +207,10 @@ def choose_tasks(suite: Suite, chosen: Sequence[str]) -> Suite:
             raise UnknownNameError("task", task, suite.tasks)
     refuse_duplicate_tasks(chosen)
     groups = {name: tuple(task for task in tasks if task in chosen) for name, tasks in suite.groups.items()}
-    forms = {name: tuple(task for task in tasks if task in chosen) for name, tasks in suite.forms.items()}
+    # Of a task without one of its forms there is no better form
+    forms = {name: tasks for name, tasks in suite.forms.items() if all(task in chosen for task in tasks)}
     return suite.model_copy(update={"groups": {name: tasks for name, tasks in groups.items() if tasks},
-                                    "forms": {name: tasks for name, tasks in forms.items() if tasks}})  # fmt: skip
+                                    "forms": forms})  # fmt: skip
 
 
 def refuse_duplicate_tasks(tasks: Sequence[str]) -> None:
@@ -217,6 +220,10 @@ def refuse_duplicate_tasks(tasks: Sequence[str]) -> None:
 
 def with_fewshot(suite: Suite, shots: int) -> Suite:
     """Return the suite with solved examples before each question; `UsageError` if a pinned task has too few."""
+    if shots and suite.requested:
+        raise UsageError(
+            f"the requests of {suite.requested[0]} have their own solved examples; leave out --num-fewshot"
+        )
     if shots and (without := [task for task in suite.pinned if task not in suite.fewshot]):
         raise UsageError(
             f"suite {suite.name} has no few-shot examples for {', '.join(without)}: their splits are only on the "
