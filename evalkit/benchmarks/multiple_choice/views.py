@@ -116,7 +116,7 @@ def choice_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskVie
 def _measured(row: Mapping[Any, Any], text: ChoiceText | None) -> AnsweredDocument:
     bits = row["ll_continuation"] / math.log(2) / row["bytes"]
     facts = {"log-likelihood": fixed(row["ll_continuation"], 3), "bytes": f"{row['bytes']:,}"}
-    if row["greedy"] is not None:
+    if not math.isnan(row["greedy"]):
         facts["greedy decoding gives it"] = "yes" if row["greedy"] else "no"
     facts |= {CUT: f"{row['truncated']:,} tokens of the context"} if row["truncated"] else {}
     prompt = tuple(piece for piece in text.common if piece.segment != "continuation") if text else ()
