@@ -158,7 +158,7 @@ def kernels(arguments: argparse.Namespace) -> str:
     from versus_lm_eval import matrices, matrix_rate, note, timed
 
     from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_sequences
-    from evalkit.benchmarks.multiple_choice.questions import load_questions
+    from evalkit.benchmarks.multiple_choice.question_loading import load_questions
     from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
     from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
     from evalkit.compatibility.torch import compilations

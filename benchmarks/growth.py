@@ -50,7 +50,7 @@ def parse() -> argparse.Namespace:
 def measure(arguments: argparse.Namespace, limit: int) -> tuple[int, float, int]:
     """Return (documents, seconds, bytes) of one size."""
     from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_rows, question_sequences
-    from evalkit.benchmarks.multiple_choice.questions import load_questions
+    from evalkit.benchmarks.multiple_choice.question_loading import load_questions
     from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
     from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
     from evalkit.data import Library

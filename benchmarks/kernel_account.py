@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from versus_lm_eval import matrices, note
 
 from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_sequences
-from evalkit.benchmarks.multiple_choice.questions import load_questions
+from evalkit.benchmarks.multiple_choice.question_loading import load_questions
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
 from evalkit.data import Library

@@ -19,7 +19,8 @@ import sys
 
 from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
-from evalkit.benchmarks.multiple_choice.questions import Question, load_questions
+from evalkit.benchmarks.multiple_choice.question_loading import load_questions
+from evalkit.benchmarks.multiple_choice.questions import Question
 from evalkit.benchmarks.multiple_choice.scoring import task_tokens
 from evalkit.benchmarks.prompt_variants.prompt_sets import in_orders, orders_of, under_order
 from evalkit.benchmarks.run import planned

@@ -236,7 +236,7 @@ def planning() -> dict[str, float]:
     """Encode and plan questions, on one thread."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_sequences
-    from evalkit.benchmarks.multiple_choice.questions import load_questions
+    from evalkit.benchmarks.multiple_choice.question_loading import load_questions
     from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
     from evalkit.benchmarks.multiple_choice.templates import load_template
     from evalkit.data import Library

@@ -48,7 +48,7 @@ from numpy.typing import NDArray
 from versus_lm_eval import machine, note, timed
 
 from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, EncodedQuestion, Prompter, question_sequences
-from evalkit.benchmarks.multiple_choice.questions import load_questions
+from evalkit.benchmarks.multiple_choice.question_loading import load_questions
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.data import Library

@@ -42,7 +42,7 @@ from evalkit.benchmarks.multiple_choice.prompts import (
     question_rows,
     question_sequences,
 )
-from evalkit.benchmarks.multiple_choice.questions import load_questions
+from evalkit.benchmarks.multiple_choice.question_loading import load_questions
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
 from evalkit.data import Library

@@ -36,7 +36,7 @@ from evalkit.benchmarks.multiple_choice.prompts import (
     question_rows,
     question_sequences,
 )
-from evalkit.benchmarks.multiple_choice.questions import load_questions
+from evalkit.benchmarks.multiple_choice.question_loading import load_questions
 from evalkit.benchmarks.multiple_choice.requests import load_requests
 from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite
 from evalkit.benchmarks.multiple_choice.templates import load_template

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evalkit.benchmarks.lm_eval.results import choice_rows
-from evalkit.benchmarks.multiple_choice.questions import Question, pinned_questions
+from evalkit.benchmarks.multiple_choice.question_loading import pinned_questions
+from evalkit.benchmarks.multiple_choice.questions import Question
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, label_of, load_suite, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import load_template, template_names
 from evalkit.benchmarks.request import DEFAULT_SUITE

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from evalkit.benchmarks.multiple_choice.questions import load_questions
+from evalkit.benchmarks.multiple_choice.question_loading import load_questions
 from evalkit.benchmarks.multiple_choice.suites import load_suite
 from evalkit.data import SUBJECTS, TASKS, Library
 from evalkit.data.sampling import DocumentSample, FirstDocuments, clusters_of

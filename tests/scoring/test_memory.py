@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestions, Prompter
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
-from evalkit.benchmarks.multiple_choice.questions import load_questions
+from evalkit.benchmarks.multiple_choice.question_loading import load_questions
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.data import Library
 from evalkit.models.loading.load import load

@@ -317,7 +317,7 @@ class ChoicePlan:
 
     @cached_property
     def questions(self) -> dict[str, list[Question]]:
-        from evalkit.benchmarks.multiple_choice.questions import pinned_questions
+        from evalkit.benchmarks.multiple_choice.question_loading import pinned_questions
 
         def load() -> dict[str, list[Question]]:
             with doing("building questions"):
@@ -330,8 +330,8 @@ class ChoicePlan:
         return remembered("questions", self.documents_key, load)
 
     def selected(self, selection: DocumentSelection, estimate: int | None = None) -> dict[str, list[Question]]:
-        """Return the questions of a selection of documents; arguments as of `questions.load_questions`."""
-        from evalkit.benchmarks.multiple_choice.questions import load_questions
+        """Return the questions of a selection of documents; arguments as of `question_loading.load_questions`."""
+        from evalkit.benchmarks.multiple_choice.question_loading import load_questions
 
         about = self.others, estimate, self.requests, self.request.control
         return load_questions(self.suite, self.library, selection, *about)

@@ -180,7 +180,7 @@ def _rendered(run: Run, questions: Sequence[Question], table: pd.DataFrame) -> T
 
 def _questions(run: Run, task: str, say: Say) -> list[Question]:
     """Return the questions of a pinned task as the run had them, from a local source; nothing is downloaded."""
-    from evalkit.benchmarks.multiple_choice.questions import pinned_questions
+    from evalkit.benchmarks.multiple_choice.question_loading import pinned_questions
 
     specification = run.manifest["specification"]
     control, selection = specification.get("control"), selection_of(specification)
@@ -219,7 +219,7 @@ def _questions(run: Run, task: str, say: Say) -> list[Question]:
 
 def _requested(run: Run, task: str, source: str, say: Say) -> list[Question]:
     """Return the questions of a task of requests as the run had them; nothing is downloaded."""
-    from evalkit.benchmarks.multiple_choice.questions import pinned_questions
+    from evalkit.benchmarks.multiple_choice.question_loading import pinned_questions
     from evalkit.benchmarks.multiple_choice.requests import are_here, load_requests
 
     specification, is_own = run.manifest["specification"], source.startswith(_REQUESTS)

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from evalkit.benchmarks.document_views import ChoiceView
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
-from evalkit.benchmarks.multiple_choice.questions import load_questions
+from evalkit.benchmarks.multiple_choice.question_loading import load_questions
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, shipped_suites, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.benchmarks.registry import benchmark_of

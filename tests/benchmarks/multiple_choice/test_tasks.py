@@ -10,8 +10,9 @@ from typing import Any
 import lm_eval
 import pytest
 
-from evalkit.benchmarks.multiple_choice import questions as tasks
-from evalkit.benchmarks.multiple_choice.questions import Question, load_questions, pinned_questions
+from evalkit.benchmarks.multiple_choice import question_loading as tasks
+from evalkit.benchmarks.multiple_choice.question_loading import load_questions, pinned_questions
+from evalkit.benchmarks.multiple_choice.questions import Question
 from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, with_fewshot
 from evalkit.data import Library
 from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSample, FirstDocuments
