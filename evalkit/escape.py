@@ -31,6 +31,11 @@ def counted(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
+def part_name(name: str, count: int, size: int) -> str:
+    """Return the name of an average over `count` of `size` tasks: with both numbers where some are missing."""
+    return name if count == size else f"{name} ({count} of {size})"
+
+
 def _cut(text: str) -> str:
     if len(text) <= _LONGEST_PART:
         return text

@@ -213,11 +213,15 @@ def plan_of(model: str, options: dict[str, Any], say: Say) -> Plan:
 def dry_run(models: Sequence[str], options: dict[str, Any]) -> Report:
     from evalkit.studies.dry_run import plans_report
 
-    # The run that a control is compared with is computed too
-    runs = [options] + ([options | {"control": None}] if options.get("control") else [])
     with Progress() as progress:
-        plans = [(model, plan_of(model, given, progress.say)) for model in models for given in runs]
+        runs = [(model, given) for model in models for given in with_uncontrolled(options)]
+        plans = [(model, plan_of(model, given, progress.say)) for model, given in runs]
         return plans_report(plans, progress.say)
+
+
+def with_uncontrolled(options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the options of a run; and, of a control, those of the run without it that it is compared with."""
+    return [options] + ([options | {"control": None}] if options.get("control") else [])
 
 
 def evaluate(
@@ -242,11 +246,7 @@ def evaluate(
         printer(dry_run([model], options))
         return
     with Progress() as progress:
-        plan = plan_of(model, options, progress.say)
-        # A control is compared with the same run without it
-        plans = [plan]
-        if is_control := bool(plan.manifest["specification"].get("control")):
-            plans.append(plan_of(model, options | {"control": None}, progress.say))
+        plan, *_ = plans = [plan_of(model, given, progress.say) for given in with_uncontrolled(options)]
         if workers and workers.option:
             run, *others = finished_runs(workers.runner([Job(model, plan) for plan in plans], progress))
         else:
@@ -256,8 +256,8 @@ def evaluate(
     with doing("reading scores"):
         rule = plan.manifest["rule"]
         report = show(run, rule) if show else benchmark_of(run).report(run, rule)
-        if is_control:
-            report = _with_drop(report, others[0], run, rule)
+        for uncontrolled in others:
+            report = _with_drop(report, uncontrolled, run, rule)
     printer.run(run, report)
     if draw:
         draw(run)

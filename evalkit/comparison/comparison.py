@@ -31,6 +31,7 @@ from evalkit.comparison.line import ScoredLine, average_difference, by_task, eff
 from evalkit.comparison.pairing import PairedTask, Pairing, common_key, own_rules, pair
 from evalkit.comparison.sides import Side, autocorrelation_sentence, claim_of, sides_of
 from evalkit.errors import UsageError
+from evalkit.escape import part_name
 from evalkit.inputs import values
 from evalkit.paths import RUNS
 from evalkit.runs.finding import find_any_run
@@ -305,9 +306,8 @@ def _averages(
     for name, size, group in [*averaged, ("Average", sum(sizes.values()), by_name)]:
         members = [by_name[task] for task in group if task in by_name]
         if len(members) > 1 or group is by_name:
-            part = "" if len(members) == size else f" ({len(members)} of {size})"
             level, is_primary = (ALPHA / sides, with_power) if group is by_name else (ALPHA, False)
-            averages.append(average_difference(name + part, members, level, is_primary))
+            averages.append(average_difference(part_name(name, len(members), size), members, level, is_primary))
     return tuple(averages)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from evalkit.errors import RunError, UsageError
-from evalkit.escape import brief, counted, with_error
+from evalkit.escape import brief, counted, part_name, with_error
 from evalkit.runs.rules import Floats, Rule, all_rules, decide, find_rule, row_scores, single_answers, why_unusable
 from evalkit.runs.score_table import MARGIN, OF_ONE, OUTCOMES, ContinuousOutcome, sources_of, why_unsized
 from evalkit.stats.estimates import error_of_average, mean
@@ -177,7 +177,7 @@ def error_over_documents(values: Floats, documents: pd.DataFrame) -> float | Non
 def average_of(name: str, tasks: Sequence[TaskResult], size: int) -> Average:
     count = len(tasks)
     return Average(
-        name=name if count == size else f"{name} ({count} of {size})",
+        name=part_name(name, count, size),
         accuracy=sum(task.accuracy for task in tasks) / count,
         stderr=error_of_average([task.stderr for task in tasks]),
         centred=sum(task.centred for task in tasks) / count,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -92,16 +92,11 @@ def _of_tasks(name: str, description: str, by_task: Callable[[str], str]) -> Rul
     return Rule(name, description, "that of each task's own rule", score, by_task=by_task)
 
 
-def _olmes(task: str) -> str:
+def _fixed_rule(task: str, in_loop: bool = False) -> str:
     from evalkit.data.requests import request_tasks
 
-    return request_tasks()[task].rule if task in request_tasks() else ""
-
-
-def _olmo_core(task: str) -> str:
-    from evalkit.data.requests import request_tasks
-
-    return (request_tasks()[task].in_loop if task in request_tasks() else "") or _olmes(task)
+    about = request_tasks().get(task)
+    return "" if about is None else (in_loop and about.in_loop) or about.rule
 
 
 RULES: dict[str, Rule] = {
@@ -165,8 +160,16 @@ RULES: dict[str, Rule] = {
             lambda t: _ll(t, "continuation") - _ll(t, "unconditional"),
             ("continuation", "unconditional"),
         ),
-        _of_tasks("olmes", "the rule that OLMES fixes for each task: pmi, acc_norm, acc_token or acc", _olmes),
-        _of_tasks("olmo_core", "the rule by which OLMo-core scores each task during training", _olmo_core),
+        _of_tasks(
+            "olmes",
+            "the rule that OLMES fixes for each task: pmi, acc_norm, acc_token or acc",
+            _fixed_rule,
+        ),
+        _of_tasks(
+            "olmo_core",
+            "the rule by which OLMo-core scores each task during training",
+            partial(_fixed_rule, in_loop=True),
+        ),
     )
 }
 
@@ -235,6 +238,8 @@ def of_task(rule: Rule, task: str) -> Rule:
 
 def single_answers(table: pd.DataFrame) -> list[str]:
     """Return the tasks of a score table whose documents have one gold answer and no choices."""
+    if not (table["choices"] < 2).any():
+        return []
     most = table.groupby("task", sort=False)["choices"].max()
     return list(map(str, most.index[most < 2]))
 
@@ -246,8 +251,9 @@ def _lacking(rule: Rule, table: pd.DataFrame) -> str | None:
             "such as bits_per_byte"
         )
     if rule.by_task:
+        rules = {task: of_task(rule, str(task)) for task in table["task"].unique()}
         parts = table.groupby("task", sort=False)
-        return next(filter(None, (_lacking(of_task(rule, str(task)), part) for task, part in parts)), None)
+        return next(filter(None, (_lacking(rules[task], part) for task, part in parts)), None)
     is_counted, unsized = not table["n_continuation"].isna().any(), why_unsized(table)
     if rule.per_token and not is_counted:
         others = "acc" if unsized else "acc, acc_norm or acc_bytes"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from evalkit.benchmarks.lm_eval.log_format import Evaluated
+from evalkit.benchmarks.multiple_choice.questions import by_subtask
 from evalkit.runs.accuracies import Results, available_rules
 from evalkit.runs.rules import decide, find_rule
 from evalkit.stats.estimates import error_of_share, pooled_error
@@ -35,20 +36,18 @@ def evaluated(
 
     `questions` are in the order of the score table; with `samples`, every document has its choices and scores.
     """
-    by_subtask: dict[str, list[Question]] = {}
-    for question in chain.from_iterable(questions.values()):
-        by_subtask.setdefault(question.subtask, []).append(question)
-    leaves = {subtask: members[0].leaf for subtask, members in by_subtask.items()}
+    subtasks = by_subtask(chain.from_iterable(questions.values()))
+    leaves = {subtask: members[0].leaf for subtask, members in subtasks.items()}
     tables = scores.groupby("subtask", sort=False) if samples else ()
     specification = manifest["specification"]
     return Evaluated(
         entries=_entries(
-            by_rule, leaves, specification.get("num_fewshot") or 0, {name: len(m) for name, m in by_subtask.items()}
+            by_rule, leaves, specification.get("num_fewshot") or 0, {name: len(m) for name, m in subtasks.items()}
         ),
         settings={"limit": specification["limit"], "device": manifest.get("loaded", {}).get("device")},
         seconds=seconds,
-        samples={str(subtask): _samples(table, by_subtask[str(subtask)]) for subtask, table in tables},
-        documents={subtask: members[0].task for subtask, members in by_subtask.items()},
+        samples={str(subtask): _samples(table, subtasks[str(subtask)]) for subtask, table in tables},
+        documents={subtask: members[0].task for subtask, members in subtasks.items()},
         about={"rule": manifest["rule"], "template": manifest["template"]["name"]},
     )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.data.requests import request_tasks
 from evalkit.errors import UnknownNameError, UsageError
+from evalkit.escape import part_name
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import (
     ACCURACY,
@@ -208,6 +209,7 @@ def outcome_averages(manifest: Mapping[str, Any], metrics: Sequence[Metric]) -> 
     for name, tasks, size in named:
         values = [by_task[task].value or 0.0 for task in tasks]
         error = error_of_average([by_task[task].stderr for task in tasks])
-        shown = name if len(tasks) == size else f"{name} ({len(tasks)} of {size})"
-        averages.append({"name": shown, "accuracy": sum(values) / len(values), "stderr": error})
+        averages.append(
+            {"name": part_name(name, len(tasks), size), "accuracy": sum(values) / len(values), "stderr": error}
+        )
     return averages

@@ -300,18 +300,8 @@ class ChoicePlan:
     @property
     def documents_key(self) -> str:
         specification = self.manifest["specification"]
-        names = (
-            "suite",
-            "documents",
-            "examples",
-            "num_fewshot",
-            "limit",
-            "sample",
-            "seed",
-            "unconditional",
-            "code",
-            "control",
-        )
+        names = ("suite", "documents", "examples", "num_fewshot", "limit", "sample", "seed", "unconditional", "code",
+                 "control")  # fmt: skip
         about = {name: specification.get(name) for name in names} | {"tasks": list(self.suite.tasks)}
         return json.dumps(about, sort_keys=True)
 

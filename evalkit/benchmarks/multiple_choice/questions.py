@@ -6,7 +6,7 @@ selection. `question_loading.py` loads a suite's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,16 +64,22 @@ class Question:
         return f"{self.subtask} document {self.doc_id}"
 
 
+def by_subtask(questions: Iterable[Question]) -> dict[str, list[Question]]:
+    """Return subtask → its questions, in order."""
+    subtasks: dict[str, list[Question]] = {}
+    for question in questions:
+        subtasks.setdefault(question.subtask, []).append(question)
+    return subtasks
+
+
 def chosen(
     task: str, questions: Sequence[Question], selection: DocumentSelection, estimate: int | None
 ) -> list[Question]:
     """Return the questions of a selection, of all documents of a task; `estimate` as of `load_questions`."""
-    by_subtask: dict[str, list[Question]] = {}
-    for question in questions:
-        by_subtask.setdefault(question.subtask, []).append(question)
-    sizes = {name: len(members) for name, members in by_subtask.items()}
+    subtasks = by_subtask(questions)
+    sizes = {name: len(members) for name, members in subtasks.items()}
     numbers = selected_documents(task, sizes, selection)
-    return [by_subtask[name][number] for name, of_subtask in numbers.items()
+    return [subtasks[name][number] for name, of_subtask in numbers.items()
             for number in places_for_estimate(of_subtask, len(sizes), estimate)]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.multiple_choice.questions import LeafTask, Question
+from evalkit.benchmarks.multiple_choice.questions import LeafTask, Question, by_subtask
 from evalkit.data.requests import RequestDocument, RequestFile, are_cached, own_file, request_tasks, wheel_files
 from evalkit.errors import DataError
 
@@ -160,11 +160,8 @@ def swapped(questions: Sequence[Question]) -> list[Question]:
     The other document is half of the subtask's documents further on, or the next one from there with another context
     and another source.
     """
-    by_subtask: dict[str, list[Question]] = {}
-    for question in questions:
-        by_subtask.setdefault(question.subtask, []).append(question)
-    return [_with_context_of_another(question, number, by_subtask[question.subtask])
-            for members in by_subtask.values() for number, question in enumerate(members)]  # fmt: skip
+    return [_with_context_of_another(question, number, members)
+            for members in by_subtask(questions).values() for number, question in enumerate(members)]  # fmt: skip
 
 
 def _with_context_of_another(question: Question, number: int, members: Sequence[Question]) -> Question:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,15 +103,15 @@ def _outcome_report(run: Run, key: str, seconds: Mapping[str, float] | None, det
     averages, measure = outcome_averages(manifest, metrics), comparable.measure(key)
     chosen = by_rule[beside] if (beside := rule_beside(by_rule)) else None
     accuracies = {result.task: percent(result.accuracy) for result in chosen.tasks} if chosen else {}
-    by_task = {metric.task: metric for metric in metrics}
+    by_task, decimals = {metric.task: metric for metric in metrics}, partial(fixed, places=3)
 
     def cells(name: str, result: Any, is_last: bool) -> list[str]:
         if isinstance(result, Metric):
             spent = "" if seconds is None else fixed(seconds.get(result.task, 0.0), 1)
             value, error, number = result.value or 0.0, result.stderr, f"{result.n:,}"
-            return [name, number, fixed(value, 3), _with_sign(error), accuracies.get(result.task, ""), spent]
+            return [name, number, decimals(value), plus_minus(error, decimals), accuracies.get(result.task, ""), spent]
         spent = fixed(sum(seconds.values()), 1) if seconds is not None and is_last else ""
-        return [name, "", fixed(result["accuracy"], 3), _with_sign(result["stderr"]), "", spent]
+        return [name, "", decimals(result["accuracy"]), plus_minus(result["stderr"], decimals), "", spent]
 
     rows, ruled = grouped_rows(manifest, by_task, averages, cells)
     headers = ["task", "n", measure.name, "± SE", "acc. %", "seconds"]
@@ -129,10 +130,6 @@ def _outcome_report(run: Run, key: str, seconds: Mapping[str, float] | None, det
     records = [{"kind": "task", "outcome": key} | {name: getattr(metric, name) for name in names} for metric in metrics]
     content = about_run(run, seconds) | {"documents": manifest["documents"], "outcome": key, "tasks": records}
     return Report(tuple(tables), content=content | {"averages": averages}, records=records)
-
-
-def _with_sign(stderr: float | None) -> str:
-    return "–" if stderr is None else f"± {fixed(stderr, 3)}"
 
 
 def about_run(run: Run, seconds: Mapping[str, float] | None) -> dict[str, Any]:
@@ -231,8 +228,8 @@ def outcomes_table(run: Run, rule: str) -> Table:
     return table._replace(notes=tuple(map(literal, notes)))
 
 
-def plus_minus(stderr: float | None) -> str:
-    return "–" if stderr is None else f"± {percent(stderr)}"
+def plus_minus(stderr: float | None, shown: Callable[[float], str] = percent) -> str:
+    return "–" if stderr is None else f"± {shown(stderr)}"
 
 
 def marked_label(task: str, manifest: Mapping[str, Any]) -> str:

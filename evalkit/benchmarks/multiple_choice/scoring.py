@@ -23,7 +23,7 @@ from evalkit.benchmarks.multiple_choice.prompts import (
     question_rows,
     question_sequences,
 )
-from evalkit.benchmarks.multiple_choice.questions import Question, selected_documents
+from evalkit.benchmarks.multiple_choice.questions import Question, by_subtask, selected_documents
 from evalkit.benchmarks.multiple_choice.templates import Template
 from evalkit.benchmarks.request import TaskTokens, remembered
 from evalkit.display import Say
@@ -219,9 +219,7 @@ def estimated(plan: ChoicePlan, tokenizer: Any, sample: int, say: Say) -> list[T
 
 def task_tokens(plan: ChoicePlan, prompter: Prompter, task: str, questions: Sequence[Question]) -> TaskTokens:
     """Return the estimates for a task from sampled documents."""
-    subjects: dict[str, list[Question]] = {}
-    for question in questions:
-        subjects.setdefault(question.subtask, []).append(question)
+    subjects = by_subtask(questions)
     every = {name: members[0].leaf.documents for name, members in subjects.items()}
     sizes = {name: len(chosen) for name, chosen in selected_documents(task, every, plan.request.selection).items()}
     groups, rows = [], 0.0

@@ -28,6 +28,7 @@ from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outco
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.benchmarks.prompt_variants import PROMPT, PROMPTS
 from evalkit.errors import RunError, UnknownNameError, UsageError
+from evalkit.escape import part_name
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import decide, find_rule
@@ -213,7 +214,7 @@ def _average(tables: PromptTables, name: str, tasks: Sequence[VariedAccuracy], s
         repeated = count - len(task.prompts) + 1
         variance += (task.by_chance or 0.0) ** 2 * (1 - repeated * (repeated - 1) / (count * (count - 1)))
     return VariedAccuracy(
-        name=name if len(tasks) == size else f"{name} ({len(tasks)} of {size})",
+        name=part_name(name, len(tasks), size),
         n=None,
         accuracy=statistics.fmean(task.accuracy for task in tasks),
         stderr=error_of_average([task.stderr for task in tasks]),
