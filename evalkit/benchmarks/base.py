@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from evalkit.reporting.report import Report
     from evalkit.runs.columns import Rows
     from evalkit.runs.folder import Run
-    from evalkit.runs.journal import FinishedRows
+    from evalkit.runs.journal import FinishedRows, Key
     from evalkit.runs.traits import BatchDevice
     from evalkit.runs.writing import RunWriter
 
@@ -195,6 +195,10 @@ class Benchmark(ABC):
     @abstractmethod
     def comparable(self, run: Run) -> Comparable:
         """Return the documents of a finished run with their scores, if it has scores of single documents."""
+
+    def keys(self, plan: Any) -> set[Key]:
+        """Return the keys of a plan's rows, if those of another run with other documents are the same; else none."""
+        return set()
 
     results_form: ClassVar[type[Stored]] = StoredResults
     """Schema of its results.json, beyond the keys that every benchmark has."""

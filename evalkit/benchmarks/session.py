@@ -11,17 +11,19 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from evalkit.benchmarks.base import Batch, Budget, Plan, Planned
 from evalkit.benchmarks.registry import benchmark
 from evalkit.display import Progress, Say, doing
+from evalkit.errors import RunError
 from evalkit.inputs.validated import restored
 from evalkit.models.loading.fingerprint import check_identity
-from evalkit.runs.folder import Run, load_run
-from evalkit.runs.journal import Entry
+from evalkit.runs.finding import runs_of_other_documents
+from evalkit.runs.folder import JOURNAL, Run, load_run
+from evalkit.runs.journal import Entry, FinishedRows, Journal
 from evalkit.runs.traits import BatchDevice
 from evalkit.runs.writing import RunWriter, find_finished, open_run
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from evalkit.runs.columns import Rows
 
 Prefetched = TypeVar("Prefetched")
+_ABOUT = ("token_budget", "sharing", "loaded")
+"""Entries of a manifest about the loaded model (`Computer.about`)."""
 
 
 def prefetched(
@@ -124,7 +128,24 @@ class OpenRun:
         if self._run is None:
             with doing("reading the journal"):
                 self.finished = writer.finished(kind.row, kind.key)
+                if not self.finished:
+                    self._adopt()
                 self.is_missing = kind.is_missing(plan, self.finished)
+
+    def _adopt(self) -> None:
+        """Copy the rows that a smaller or larger sample has already, and what was stored about their model."""
+        keys, kind, plan = self._kind.keys(self.plan), self._kind, self.plan
+        for run in runs_of_other_documents(plan.folder, plan.manifest) if keys else ():
+            with suppress(RunError):
+                rows = FinishedRows(Journal(run.folder / JOURNAL, run.manifest["id"], kind.row, self._say), kind.key)
+                if not (count := self.finished.adopt(rows, keys)):
+                    continue
+                self._say(f"{count:,} of {len(keys):,} documents were scored in {run.folder.name}; they are not again")
+                if not kind.is_missing(plan, self.finished):
+                    # No model is loaded that could tell
+                    about = {name: run.manifest[name] for name in (*_ABOUT, "facts") if name in run.manifest}
+                    self._writer.save_manifest(**about)
+                    return
 
     def budget(self) -> Budget:
         """Return the token budget; a resumed run keeps the one it was started with, and so its batches."""
@@ -220,7 +241,7 @@ def _compute(current: OpenRun, progress: Progress, holder: ModelHolder) -> None:
         facts = current.start(Prepared(computer.facts, computer.about, computer.place(), loaded.tokenizer))
         planned = current.batches(facts, loaded.tokenizer)
     if planned.done:
-        progress.say(f"continuing an interrupted run, of which {planned.done / planned.total:.0%} is done")
+        progress.say(f"{planned.done / planned.total:.0%} of the run is done")
     progress.start(planned.total, planned.done)
     task = None
     with closing(planned.batches) as batches:

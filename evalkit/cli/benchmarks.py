@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +111,49 @@ def run(
             models[0], options, printer, dry, workers, lambda run, rule: benchmark_of(run).report(run, rule, detail)
         )
     return 0
+
+
+@command(
+    kind="multiple_choice",
+    order="margin max_sample ORIGIN suite tasks include_path template rule outcome seed ... output data_dir COMPUTING "
+    "CONTEXT token_budget TRUST allow_unofficial_data fail printer",
+    without=("sample", "limit", "name", "log_samples", "vary", "control"),
+)
+def decide(
+    *,
+    checkpoints: tuple[str, ...] = argument(metavar="CKPT_A CKPT_B"),
+    margin: float | None = option(None, "Equivalent is a difference within this on both sides, in points or the "
+                                  "outcome's unit.  [required]"),
+    max_sample: int | None = option(None, "Documents of each task after which it ends undecided.", "all", metavar="N",
+                                    least=1),
+    outcome: str | None = running.OUTCOME,
+    fail: bool = option(False, "Exit with 3 if B is worse, with 4 if it is undecided.", option="--fail-if-worse"),
+    printer: Printer,
+    **options: Any,
+) -> int:  # fmt: skip
+    """Score growing samples of two checkpoints until one is shown to be better, or both to be equivalent.
+
+    Samples grow by √2 from 100 documents of each task, and each look scores only what is new. The intervals hold at
+    all looks together, so it ends at the first verdict. The same command again resumes.
+
+    \b
+    evalkit decide CKPT_A CKPT_B --margin 1 --max-sample 3200
+    evalkit decide CKPT_A CKPT_B --outcome bits_per_byte --margin 0.01
+    """
+    from evalkit.runs.score_table import outcome_key
+    from evalkit.studies.deciding import decide as decided
+    from evalkit.studies.deciding import decision_report
+
+    if len(checkpoints) != 2:
+        raise UsageError(f"decide is about two checkpoints, and {len(checkpoints)} are given")
+    if margin is None or not (isfinite(margin) and margin >= 0):
+        raise UsageError("--margin M: which difference is too small to matter? a number, 0 or more, in points")
+    given = _request_options(options, ())
+    with Progress() as progress:
+        key = outcome_key(outcome, options["rule"])
+        decision = decided(checkpoints, given, margin, max_sample, key, progress)
+    printer(decision_report(decision))
+    return decision.exit_code if fail else 0
 
 
 def _run_several(models: Sequence[str], options: dict[str, Any], workers: Workers, printer: Printer) -> int:

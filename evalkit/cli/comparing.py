@@ -41,6 +41,9 @@ def compare(
     margin: float | None = typed_option(None, "Acceptable loss, in points or the outcome's unit: is B not worse by "
                                         "that, or equivalent?"),
     pair_seeds: bool = PAIR_SEEDS,
+    anytime: bool = option(False, "Intervals that hold at every look at a sample that grows."),
+    watch: int = option(1, "Intervals that hold at N pairs of checkpoints, at all of which you look.", metavar="N",
+                        least=1),
     root: Path | None = RUNS_IN,
 ) -> int:  # fmt: skip
     """Compare runs on the same documents: paired differences, intervals, tests, and the smallest detectable difference.
@@ -57,6 +60,8 @@ def compare(
     evalkit compare RUN_A RUN_B --outcome bits_per_byte                finer than right or wrong
     evalkit compare --group old=RUN,RUN,RUN --group new=RUN,RUN,RUN     several seeds: the claim is about architectures
     evalkit compare RUN_A RUN_B --fail-if-worse --margin 1             in continuous integration
+    evalkit compare RUN_A RUN_B --anytime                              with --sample 100, then 200, …, until it decides
+    evalkit compare step1000-a step1000-b --watch 20                   while both train, at 20 steps
     evalkit compare --curve RUN RUN RUN --plot curve.png               checkpoints of one training
     evalkit compare --study study.yaml intg vanilla                    names of a study, with all their seeds
     evalkit compare --study study.yaml --curve intg                    its steps, a curve for each seed
@@ -67,8 +72,10 @@ def compare(
     from evalkit.comparison.curves import curve_report
     from evalkit.comparison.differences import exit_code
     from evalkit.runs.score_table import outcome_key
+    from evalkit.stats.sequential import Looks
 
     excluded = {"fail_if_worse": fail_if_worse, "margin": margin, "pair_seeds": pair_seeds or None, "last": last}
+    excluded |= {"anytime": anytime or None, "watch": watch if watch > 1 else None}
     for name, given in excluded.items():
         exclude(curve=curve, **{name: given})
     exclude(study=study, **{"in": root})
@@ -78,7 +85,8 @@ def compare(
     with doing("reading and comparing runs"):
         if not curve:
             sides, key, notes = _sides(source, runs, root, key, is_strict=fail_if_worse, last=last)
-            comparisons = compare_sides(sides, key, margin, pair_seeds or source.pairs_seeds, in_points=True)
+            in_pairs, looks = pair_seeds or source.pairs_seeds, Looks(anytime, watch)
+            comparisons = compare_sides(sides, key, margin, in_pairs, in_points=True, looks=looks)
             if fail_if_worse and (own_rules := comparisons[0].own_rules):
                 raise UsageError(f"the runs have different rules ({', '.join(own_rules)}); give --rule")
             shown = comparison_report(comparisons)

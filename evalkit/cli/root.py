@@ -43,6 +43,7 @@ def cli() -> None:
       evalkit run --model FOLDER                 your own, on all eight zero-shot tasks
       evalkit table main_res                     the paper's tables, filled from it or from your runs
       evalkit compare RUN_A RUN_B                is B better than A?
+      evalkit decide CKPT_A CKPT_B               the same, on as few documents as it takes
       evalkit plan --accuracy 40 --difference 1  how many documents show a difference?
       evalkit noise STUDY.yaml                   which tasks and outcomes carry a decision?
       evalkit report RUN_A RUN_B -o report.html  a page to look at, with every document
@@ -55,10 +56,10 @@ def cli() -> None:
 
 
 for command in (
-    benchmarks.run, benchmarks.needle, benchmarks.attention, benchmarks.perplexity, longbench.longbench, study.study,
-    comparing.compare, comparing.plan, noise.noise, drawing.figure, drawing.report, results.show, results.rescore,
-    results.table, results.integrity, results.export, models.import_, models.models, models.list_, models.data,
-    models.doctor,
+    benchmarks.run, benchmarks.decide, benchmarks.needle, benchmarks.attention, benchmarks.perplexity,
+    longbench.longbench, study.study, comparing.compare, comparing.plan, noise.noise, drawing.figure, drawing.report,
+    results.show, results.rescore, results.table, results.integrity, results.export, models.import_, models.models,
+    models.list_, models.data, models.doctor,
 ):  # fmt: skip
     cli.add_command(command)
 

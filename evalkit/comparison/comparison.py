@@ -27,7 +27,7 @@ from evalkit.comparison.differences import (
     tally,
     verdict_of,
 )
-from evalkit.comparison.line import ScoredLine, average_difference, by_task, efficiency, line_label, line_name
+from evalkit.comparison.line import ScoredLine, average_difference, by_task, efficiency, line_label, line_name, longer
 from evalkit.comparison.pairing import PairedTask, Pairing, common_key, own_rules, pair
 from evalkit.comparison.sides import Side, autocorrelation_sentence, claim_of, sides_of
 from evalkit.errors import UsageError
@@ -39,6 +39,7 @@ from evalkit.runs.folder import Run
 from evalkit.runs.score_table import MARGIN, outcome_key
 from evalkit.stats.noise import autocorrelation
 from evalkit.stats.power import ALPHA
+from evalkit.stats.sequential import ONCE, Looks
 from evalkit.stats.significance import holm
 
 GivenRun: TypeAlias = Run | str | Path
@@ -68,6 +69,8 @@ def compare(
     rule: str | None = None,
     outcome: str | None = None,
     margin: float | None = None,
+    anytime: bool = False,
+    watch: int = 1,
     root: str | Path = RUNS,
 ) -> Comparison: ...
 
@@ -80,6 +83,8 @@ def compare(
     outcome: str | None = None,
     margin: float | None = None,
     pair_seeds: bool = False,
+    anytime: bool = False,
+    watch: int = 1,
     root: str | Path = RUNS,
 ) -> Comparison | list[Comparison]: ...
 
@@ -91,6 +96,8 @@ def compare(
     outcome: str | None = None,
     margin: float | None = None,
     pair_seeds: bool = False,
+    anytime: bool = False,
+    watch: int = 1,
     root: str | Path = RUNS,
 ) -> Comparison | list[Comparison]:
     """Compare finished runs on the same documents, as `evalkit compare` does.
@@ -106,6 +113,8 @@ def compare(
         margin: an acceptable loss of B, as a fraction or in the outcome's unit; `Comparison.margin` says whether B is
             not worse by more, or equivalent.
         pair_seeds: whether the n-th runs of all groups have the same seed, that is the same order of data.
+        anytime: whether intervals hold at every look at a growing sample (`--sample` of the same seed).
+        watch: number of pairs of checkpoints that are looked at, at all of which intervals hold.
         root: folder of run folders, in which names are looked up.
 
     Returns:
@@ -120,7 +129,8 @@ def compare(
             raise UsageError(f"groups: '{name}' is one run; give a list of runs")
     singles = [_finished(run, root) for run in runs]
     named = [(name, [_finished(run, root) for run in members]) for name, members in (groups or {}).items()]
-    comparisons = compare_sides(sides_of(singles, named), outcome_key(outcome, rule), margin, pair_seeds)
+    sides, looks = sides_of(singles, named), Looks(anytime, values.whole("watch", watch, 1))
+    comparisons = compare_sides(sides, outcome_key(outcome, rule), margin, pair_seeds, looks=looks)
     return comparisons[0] if len(comparisons) == 1 else comparisons
 
 
@@ -136,6 +146,7 @@ def compare_sides(
     margin: float | None = None,
     in_pairs: bool = False,
     in_points: bool = False,
+    looks: Looks = ONCE,
 ) -> list[Comparison]:
     """Compare the first side with each other one; `in_points`: of shares the margin is in percentage points."""
     if len(sides) < 2:
@@ -143,7 +154,7 @@ def compare_sides(
         raise UsageError(f"{alone}name two runs or groups, or more (evalkit ls runs lists the runs)")
     baseline, *others = sides
     graded: dict[str, Comparable] = {}
-    pairings = [pair(baseline, other, graded, in_pairs) for other in others]
+    pairings = [replace(pair(baseline, other, graded, in_pairs), looks=looks) for other in others]
     key, own = rule_of(pairings, rule)
     if margin is not None and in_points and pairings[0].measure(key).is_share:
         margin /= 100
@@ -213,6 +224,7 @@ def compare_pairing(
     labels = {task: pairing.label(task) for task in (*pairing.names, *pairing.left_out)}
     for task, layer in product([*labels], measure.layers):
         labels[line_name(task, layer)] = line_label(labels[task], layer)
+    averages = _averages(pairing, lines, sides, with_power=True)
     return Comparison(
         a=pairing.a.name,
         b=pairing.b.name,
@@ -222,7 +234,7 @@ def compare_pairing(
         own_rules=own_rules,
         measure=measure,
         tasks=tasks,
-        averages=_averages(pairing, lines, sides, with_power=True),
+        averages=averages,
         rules=tuple(rules),
         claim=claim,
         left_out=pairing.left_out,
@@ -230,6 +242,8 @@ def compare_pairing(
         letters=tuple(task for task in pairing.names if task in letters),
         continuous=_continuous(pairing, rule, lines),
         sides=sides,
+        looks=pairing.looks,
+        longer=longer(averages[-1], lines, ALPHA / sides),
         margin=None if margin is None else margin_verdict(tested, margin),
     )
 
@@ -276,7 +290,8 @@ def subject_differences(pairing: Pairing, task: PairedTask, rule: str) -> tuple[
         clusters = None if task.clusters is None else task.clusters[of_subject]
         rows, name = tuple(rows[of_subject] for rows in task.rows), str(names[of_subject][0])
         subject = replace(task, task=name, clusters=clusters, strata=None, rows=rows, dropped=0)
-        lines.append(ScoredLine(subject, *pairing.scores(subject, rule), measure, in_pairs=pairing.in_pairs))
+        scores = pairing.scores(subject, rule)
+        lines.append(ScoredLine(subject, *scores, measure, None, pairing.in_pairs, pairing.looks))
     return _family(lines, with_power=False)
 
 
@@ -291,7 +306,7 @@ def _lines(pairing: Pairing, rule: str) -> tuple[list[ScoredLine], list[ScoredLi
     lines, layered = by_task(pairing, rule), []
     for line, (number, layer) in product(lines, enumerate(lines[0].measure.layers)):
         scores = pairing.scores(line.paired, rule, number)
-        layered.append(ScoredLine(line.paired, *scores, line.measure, layer, pairing.in_pairs))
+        layered.append(ScoredLine(line.paired, *scores, line.measure, layer, pairing.in_pairs, pairing.looks))
     return lines, layered or lines
 
 

@@ -16,6 +16,7 @@ from evalkit.comparison.sentences import (
     continuous_sentence,
     headline,
     label,
+    looks_sentence,
     margin_sentence,
     p_text,
     page_unit,
@@ -73,8 +74,8 @@ def _one_comparison(compared: Comparison, b: str) -> Report:
     tables += [_spreads(compared, b)] if any(task.spread for task in compared.tasks) else []
     tables += [_rules(compared, b)] if len(compared.rules) > 1 else []
     prompts = prompts_sentence(compared) if compared.measure.alternatives == "prompt" else None
-    of_tasks, of_outcome = tasks_sentence(compared), continuous_sentence(compared)
-    sentences = (headline(compared), margin_sentence(compared), of_tasks, prompts, of_outcome, compared.claim.sentence)
+    first = (headline(compared), margin_sentence(compared), looks_sentence(compared), tasks_sentence(compared))
+    sentences = (*first, prompts, continuous_sentence(compared), compared.claim.sentence)
     return Report(tuple(tables), tuple(filter(None, sentences)), tuple(facts), tuple(_notes(compared, b)))
 
 

@@ -16,6 +16,7 @@ from evalkit.comparison.sides import Claim
 from evalkit.errors import UsageError
 from evalkit.escape import brief, counted
 from evalkit.stats.power import ALPHA
+from evalkit.stats.sequential import ONCE, Looks
 from evalkit.stats.significance import Spread
 
 if TYPE_CHECKING:
@@ -174,6 +175,10 @@ class Comparison:
     continuous: ContinuousEvidence | None = None
     sides: int = 1
     """Number of sides that are compared with A, over which the verdict on the average is corrected."""
+    looks: Looks = ONCE
+    """Those at which intervals and p values hold."""
+    longer: float = 1.0
+    """How many times as long the interval of the average is for that as that of a single look."""
     margin: MarginVerdict | None = None
 
     def __repr__(self) -> str:

@@ -20,6 +20,7 @@ from evalkit.stats import adjusted as adjusting
 from evalkit.stats import significance
 from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, average, interval, mean, skewness, t_quantile
 from evalkit.stats.power import ALPHA, detectable, mcnemar_detectable, sign_flip_detectable
+from evalkit.stats.sequential import FIRST, ONCE, Looks
 
 MCNEMAR, SIGN_FLIP, SEEDS = "McNemar", "sign flip and t", "t over seeds and documents"
 PAIRS = "t over pairs of seeds and documents"
@@ -29,7 +30,8 @@ class ScoredLine:
     """[runs of the side, n] scores of a line, with their difference, its errors and its test.
 
     `layer` is None if a document has one score, or for the mean over layers. `in_pairs`: the n-th run of A and that of
-    B have the same seed, so that what the seed does to both is no error of their difference.
+    B have the same seed, so that what the seed does to both is no error of their difference. Its p value and interval
+    hold at all `looks`.
     """
 
     def __init__(
@@ -40,8 +42,10 @@ class ScoredLine:
         measure: Measure,
         layer: int | None = None,
         in_pairs: bool = False,
+        looks: Looks = ONCE,
     ) -> None:
         self.paired, self.a, self.b, self.measure, self.layer = paired, a, b, measure, layer
+        self.looks, self.growth = looks, paired.n / min(FIRST, paired.total or FIRST)
         self.in_pairs, self.name = in_pairs, line_name(paired.task, layer)
         self.differences = b.mean(axis=0) - a.mean(axis=0)
         self.won, self.lost = int((self.differences > 0).sum()), int((self.differences < 0).sum())
@@ -62,22 +66,27 @@ class ScoredLine:
             self.test = PAIRS if in_pairs else SEEDS
         self.has_too_few = paired.n < measure.least_documents
 
-    @cached_property
+    @property
     def p(self) -> float | None:
         """The p value; None if it is unknown. A difference as small as rounding has 1."""
+        return self.looks.p(self.p_of_one_look, self.growth)
+
+    @cached_property
+    def p_of_one_look(self) -> float | None:
         if abs(self.documents.value) <= self.rounding > 0:
             return 1.0
         if self.has_too_few:
             return None
         if self.test == MCNEMAR:
             return significance.mcnemar(self.won, self.lost)
-        p = self.p_against(0.0)
+        p = _p_value(self.adjusted, self.spread)
         # Under the null, sources of unequal sizes need not be symmetric about zero, so the t test is used too
         return p if self.spread else max(significance.sign_flip(self.sums), p or 0.0)
 
     def p_against(self, difference: float) -> float | None:
         """Return the p value of the interval's test, against another difference than zero; None if it is unknown."""
-        return None if self.has_too_few else _p_value(self.adjusted, self.spread, difference)
+        p = None if self.has_too_few else _p_value(self.adjusted, self.spread, difference)
+        return self.looks.p(p, self.growth)
 
     @property
     def dominance(self) -> float:
@@ -89,6 +98,7 @@ class ScoredLine:
         """Return the smallest true difference that a test at a level detects with 80 % power; None if there is none."""
         if self.has_too_few:
             return None
+        level = self.looks.level(level, self.growth)
         if self.test == MCNEMAR:
             return mcnemar_detectable(self.paired.n, self.won + self.lost, level)
         span = self.measure.span
@@ -106,8 +116,8 @@ class ScoredLine:
         corrected = None if self.p is None else p_holm
         verdict = verdict_of(corrected, self.documents.value, measure.higher_is_better)
         verdict = TOO_FEW if self.has_too_few else verdict
-        estimates = (self.documents, self.adjusted, self.spread, self.p)
-        effect = _effect(self.name, self.a, self.b, *estimates, measure)
+        estimates = (self.documents, self.adjusted, self.spread, self.p_of_one_look)
+        effect = _effect(self.name, self.a, self.b, *estimates, measure, self.looks, self.growth)
         if self.has_too_few:
             effect = replace(effect, low=-measure.span, high=measure.span)
         smallest = None if level is None else self.detectable(level)
@@ -131,9 +141,9 @@ class ScoredLine:
 
 def by_task(pairing: Pairing, rule: str) -> list[ScoredLine]:
     """Return a line for each task; for a measure with layers, of each document's mean over them."""
-    measure = pairing.measure(rule)
-    in_pairs = pairing.in_pairs
-    return [ScoredLine(task, *pairing.scores(task, rule), measure, in_pairs=in_pairs) for task in pairing.tasks]
+    measure, looks = pairing.measure(rule), pairing.looks
+    scored = [(task, *pairing.scores(task, rule)) for task in pairing.tasks]
+    return [ScoredLine(task, a, b, measure, None, pairing.in_pairs, looks) for task, a, b in scored]
 
 
 def average_difference(
@@ -147,27 +157,45 @@ def average_difference(
     measure, count = lines[0].measure, len(lines)
     a, b = (np.stack([getattr(line, side).mean(axis=1) for line in lines]).mean(axis=0) for side in "ab")
     documents, of_tasks = average([line.documents for line in lines]), [line.adjusted for line in lines]
+    looks, growth = lines[0].looks, average_growth(lines)
+    nominal = looks.level(level, growth)
     if measure.bounds:
         sources, sizes = [line.paired.sources for line in lines], [line.size for line in lines]
-        adjusted = adjusting.adjusted_average(documents, of_tasks, sources, sizes, level)
+        adjusted = adjusting.adjusted_average(documents, of_tasks, sources, sizes, nominal)
     else:
-        adjusted = adjusting.at_least_task_intervals(average(of_tasks), of_tasks, level)
+        adjusted = adjusting.at_least_task_intervals(average(of_tasks), of_tasks, nominal)
     parts = None
     if spreads := [line.spread for line in lines if line.spread is not None]:
         shared = sum(of_line.shared for of_line in spreads) / count**2
         sides = (np.zeros(1), b - a) if lines[0].in_pairs else (a, b)
         seeds_a, seeds_b = map(significance.between, sides)
         parts = significance.Spread(seeds_a, seeds_b, documents.variance, shared, *map(len, sides))
-    p = lines[0].p if count == 1 else _p_value(adjusted, parts)
+    p = lines[0].p_of_one_look if count == 1 else _p_value(adjusted, parts)
     if abs(documents.value) <= sum(line.rounding for line in lines) / count and measure.resolution:
         p = 1.0
-    effect = _effect(name, a, b, documents, adjusted, parts, p, measure, level)
+    effect = _effect(name, a, b, documents, adjusted, parts, p, measure, looks, growth, level)
     if count == 1 and lines[0].has_too_few:
         effect = replace(effect, low=-measure.span, high=measure.span, verdict=TOO_FEW)
     if with_power:
-        smallest = lines[0].detectable(level) if count == 1 else detectable(adjusted, parts, measure.span, level)
+        smallest = lines[0].detectable(level) if count == 1 else detectable(adjusted, parts, measure.span, nominal)
         effect = replace(effect, detectable=smallest)
     return AverageDifference(**vars(effect))
+
+
+def average_growth(lines: Sequence[ScoredLine]) -> float:
+    """Return the growth (`Looks`) of an average: that of the tasks, weighted by their parts of its variance."""
+    variances = [line.documents.variance for line in lines]
+    return float(np.average([line.growth for line in lines], weights=variances if sum(variances) > 0 else None))
+
+
+def longer(difference: AverageDifference, lines: Sequence[ScoredLine], level: float = ALPHA) -> float:
+    """Return how many times as long an average's interval is as that of a single look at the same documents."""
+    looks, freedom = lines[0].looks, difference.freedom
+    if looks == ONCE or freedom is None:
+        return 1.0
+    levels = (looks.level(level, average_growth(lines)), level)
+    of_all, of_one = (t_quantile(1 - each / 2, freedom) for each in levels)
+    return of_all / of_one
 
 
 def _p_value(estimate: Estimate, parts: significance.Spread | None, null: float = 0.0) -> float | None:
@@ -180,20 +208,22 @@ def _p_value(estimate: Estimate, parts: significance.Spread | None, null: float 
 
 def _effect(
     name: str, a: Floats, b: Floats, documents: Estimate, adjusted: Estimate, parts: significance.Spread | None,
-    p: float | None, measure: Measure, level: float = ALPHA,
+    p: float | None, measure: Measure, looks: Looks, growth: float, level: float = ALPHA,
 ) -> Difference:  # fmt: skip
     """Return what is common to tasks and averages; the adjusted interval is clipped to possible differences.
 
     An exact test may be not significant where the t interval excludes zero. The interval is then extended to zero, so
     that the two agree.
     """
+    level, least = looks.level(level, growth), looks.level(ALPHA, growth)
     estimate, adjusted = (
         each if parts is None else significance.crossed(each, parts, level) for each in (documents, adjusted)
     )
     bounds, span = interval(adjusted, level), measure.span
     low, high = (-span, span) if math.isnan(bounds.low) else (max(-span, bounds.low), min(span, bounds.high))
-    if p is None or p > ALPHA:
+    if p is None or p > least:
         low, high = min(low, 0.0), max(high, 0.0)
+    p = looks.p(p, growth)
     error, freedom = nan_to_none(estimate.stderr), nan_to_none(adjusted.freedom)
     scores, verdict = (float(a.mean()), float(b.mean())), verdict_of(p, estimate.value, measure.higher_is_better)
     return Difference(name, *scores, estimate.value, low, high, error, freedom, p, parts, verdict)

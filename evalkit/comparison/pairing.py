@@ -22,6 +22,7 @@ from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.score_table import MARGIN, sources_of, with_default_rule
 from evalkit.runs.traits import is_imported, unofficial
 from evalkit.stats.estimates import Codes, Floats
+from evalkit.stats.sequential import ONCE, Looks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,6 +67,8 @@ class Pairing:
     """Runs of A, then of B."""
     in_pairs: bool = False
     """Whether the n-th runs of both sides have the same seed, declared before their results were seen."""
+    looks: Looks = ONCE
+    """Those at which intervals and p values hold."""
 
     @property
     def names(self) -> list[str]:

@@ -109,6 +109,17 @@ def headline(compared: Comparison) -> str:
     return f"Primary verdict: {shown}; {_primary(compared)} {numbers}."
 
 
+def looks_sentence(compared: Comparison) -> str | None:
+    """Return at which looks intervals hold, and their price; None for a single look."""
+    looks = compared.looks
+    at = ["a sample that grows, however often it is looked at"] if looks.anytime else []
+    at += [f"{looks.checkpoints} pairs of checkpoints"] if looks.checkpoints > 1 else []
+    if not at:
+        return None
+    longer = f"that of the average is {fixed(compared.longer, 2)} times as long as that of a single look"
+    return f"Intervals and p values hold together at {' and at '.join(at)}; {longer}."
+
+
 def _primary(compared: Comparison) -> str:
     """Return the quantity of the primary verdict."""
     name, tasks = compared.measure.name, compared.tasks

@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,6 +37,10 @@ _LONGEST = 1 << 29
 """Upper bound of a line's bytes: above the largest batch's in base64."""
 
 
+NO_BATCH = -1
+"""Number of an entry whose rows need no batch: they are trivial, or another run's."""
+
+
 class _Header(NamedTuple):
     run: str
     task: str
@@ -56,7 +60,7 @@ class Entry:
     task: str
     """Its name; in runs of lm-eval's tasks, the kind of request and the task."""
     batch: int
-    """Number of the batch in its task's plan; -1 for rows that need no batch."""
+    """Number of the batch in its task's plan, or `NO_BATCH`."""
     seconds: float
     place: BatchDevice
     offset: int = field(default=0, compare=False)
@@ -197,6 +201,8 @@ class FinishedRows:
         """Seconds spent on each task of the journal."""
         self._journal = journal
         self._columns = key
+        self.without_batch: set[Key] = set()
+        """Keys of rows that need no batch."""
         self._keys: set[Key] = set()
         self._repeated: dict[int, set[Key]] = {}
         """Offset of an entry → its keys that an earlier entry has."""
@@ -206,6 +212,19 @@ class FinishedRows:
     def append(self, entry: Entry, rows: Rows, packed: bytes | None = None) -> None:
         """Add a finished batch to the journal; see `Journal.append`."""
         self._add(*self._journal.append(entry, rows, packed))
+
+    def adopt(self, other: FinishedRows, keys: Collection[Key]) -> int:
+        """Add the rows of another run that have these keys and are missing here; return the number of these keys."""
+        import pyarrow as pa
+
+        before = len(self._keys)
+        for entry in other.entries:
+            batch = other._journal.rows(entry)
+            kept = [key in keys and key not in self._keys for key in other._keys_of(entry, batch)]
+            if any(kept):
+                seconds = round(entry.seconds * sum(kept) / len(kept), 4)
+                self.append(replace(entry, batch=NO_BATCH, seconds=seconds), batch.filter(pa.array(kept)))
+        return len(self._keys) - before
 
     def __contains__(self, key: Key) -> bool:
         return key in self._keys
@@ -246,6 +265,8 @@ class FinishedRows:
         if repeated := keys & self._keys:
             self._repeated[entry.offset] = repeated
         self._keys |= keys
+        if entry.batch == NO_BATCH:
+            self.without_batch |= keys
 
     def _keys_of(self, entry: Entry, batch: pa.RecordBatch) -> Iterator[Key]:
         return zip([entry.task] * batch.num_rows, *(batch[name].to_pylist() for name in self._columns), strict=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
     from evalkit.benchmarks.request import SuiteRequest
     from evalkit.data import HubSplit
-    from evalkit.runs.journal import FinishedRows
+    from evalkit.runs.journal import FinishedRows, Key
     from evalkit.runs.writing import RunWriter
 
 
@@ -85,6 +85,9 @@ class MultipleChoice(Benchmark):
             raise UsageError("--log-samples writes lm-eval's files, which have one prompt; leave it out, or --vary")
         suite = resolve_suite(request, say)
         return plan_tasks(request, say) if suite is None else plan_suite(request, suite, say)
+
+    def keys(self, plan: ChoicePlan) -> set[Key]:
+        return {part.key_of(question) for part in plan.parts for question in part.questions}
 
     def is_missing(self, plan: ChoicePlan, finished: FinishedRows) -> bool:
         return any(part.is_missing(finished) for part in plan.parts)

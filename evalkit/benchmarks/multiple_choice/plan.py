@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -246,6 +246,11 @@ class TaskPart:
 
     def key_of(self, question: Question) -> Key:
         return self.journal, question.subtask, question.doc_id
+
+    def without(self, keys: Collection[Key]) -> TaskPart:
+        if not keys:
+            return self
+        return replace(self, questions=[question for question in self.questions if self.key_of(question) not in keys])
 
     def is_missing(self, finished: FinishedRows) -> bool:
         return any(self.key_of(question) not in finished for question in self.questions)

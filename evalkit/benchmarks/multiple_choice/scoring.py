@@ -74,7 +74,7 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: 
     parts = plan.parts
     prompters = _prompters(plan, tokenizer, facts.window, say)
     identity, requested = plan.manifest["specification"]["checkpoint"]["tokenizer"], plan.request.token_budget
-    missing = [part for part in parts if part.is_missing(finished)]
+    missing = [part.without(finished.without_batch) for part in parts if part.is_missing(finished)]
     stopped = threading.Event()
 
     def until_stopped(encoded: Iterable[EncodedQuestion]) -> Iterator[EncodedQuestion]:
@@ -93,7 +93,8 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: 
             return encoded, plan_batches(encoded.sequences, facts.token_budget, must_fit)
 
         # Several orders of the choices are more contexts
-        what = (part.task, len(part.questions[0].contexts), part.template.content_hash, must_fit)
+        documents = hash(tuple(map(part.key_of, part.questions)))
+        what = (part.task, documents, len(part.questions[0].contexts), part.template.content_hash, must_fit)
         return remembered("batches", (plan.documents_key, identity, facts, *what), make, most=_TASKS_KEPT)
 
     def batches() -> Batches:
