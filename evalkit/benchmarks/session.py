@@ -134,13 +134,15 @@ class OpenRun:
 
     def _adopt(self) -> None:
         """Copy the rows that a smaller or larger sample has already, and what was stored about their model."""
-        keys, kind, plan = self._kind.keys(self.plan), self._kind, self.plan
+        keys, kind, plan, taken = self._kind.keys(self.plan), self._kind, self.plan, dict[str, int]()
         for run in runs_of_other_documents(plan.folder, plan.manifest) if keys else ():
             with suppress(RunError):
                 rows = FinishedRows(Journal(run.folder / JOURNAL, run.manifest["id"], kind.row, self._say), kind.key)
                 if not (count := self.finished.adopt(rows, keys)):
                     continue
                 self._say(f"{count:,} of {len(keys):,} documents were scored in {run.folder.name}; they are not again")
+                taken[run.manifest["id"]] = count
+                self._writer.save_manifest(taken_from=taken)
                 if not kind.is_missing(plan, self.finished):
                     # No model is loaded that could tell
                     about = {name: run.manifest[name] for name in (*_ABOUT, "facts") if name in run.manifest}

@@ -133,8 +133,8 @@ def decide(
 ) -> int:  # fmt: skip
     """Score growing samples of two checkpoints until one is shown to be better, or both to be equivalent.
 
-    Samples grow by √2 from 100 documents of each task, and each look scores only what is new. The intervals hold at
-    all looks together, so it ends at the first verdict. The same command again resumes.
+    Samples grow by √2 from some 100 documents of each task, and each look scores only what is new. The intervals
+    hold at all looks together, so it ends at the first verdict. The same command again resumes.
 
     \b
     evalkit decide CKPT_A CKPT_B --margin 1 --max-sample 3200

@@ -37,6 +37,7 @@ from evalkit.paths import RUNS
 from evalkit.runs.finding import find_any_run
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import MARGIN, outcome_key
+from evalkit.stats.estimates import average
 from evalkit.stats.noise import autocorrelation
 from evalkit.stats.power import ALPHA
 from evalkit.stats.sequential import ONCE, Looks
@@ -83,6 +84,7 @@ def compare(
     outcome: str | None = None,
     margin: float | None = None,
     pair_seeds: bool = False,
+    given: Sequence[GivenRun] = (),
     anytime: bool = False,
     watch: int = 1,
     root: str | Path = RUNS,
@@ -96,6 +98,7 @@ def compare(
     outcome: str | None = None,
     margin: float | None = None,
     pair_seeds: bool = False,
+    given: Sequence[GivenRun] = (),
     anytime: bool = False,
     watch: int = 1,
     root: str | Path = RUNS,
@@ -113,6 +116,8 @@ def compare(
         margin: an acceptable loss of B, as a fraction or in the outcome's unit; `Comparison.margin` says whether B is
             not worse by more, or equivalent.
         pair_seeds: whether the n-th runs of all groups have the same seed, that is the same order of data.
+        given: earlier runs of related checkpoints on all documents, A's among them if there is one, from which the
+            difference of two runs on a sample borrows strength.
         anytime: whether intervals hold at every look at a growing sample (`--sample` of the same seed).
         watch: number of pairs of checkpoints that are looked at, at all of which intervals hold.
         root: folder of run folders, in which names are looked up.
@@ -130,7 +135,8 @@ def compare(
     singles = [_finished(run, root) for run in runs]
     named = [(name, [_finished(run, root) for run in members]) for name, members in (groups or {}).items()]
     sides, looks = sides_of(singles, named), Looks(anytime, values.whole("watch", watch, 1))
-    comparisons = compare_sides(sides, outcome_key(outcome, rule), margin, pair_seeds, looks=looks)
+    key, earlier = outcome_key(outcome, rule), [_finished(run, root) for run in given]
+    comparisons = compare_sides(sides, key, margin, pair_seeds, looks=looks, given=earlier)
     return comparisons[0] if len(comparisons) == 1 else comparisons
 
 
@@ -147,6 +153,7 @@ def compare_sides(
     in_pairs: bool = False,
     in_points: bool = False,
     looks: Looks = ONCE,
+    given: Sequence[Run] = (),
 ) -> list[Comparison]:
     """Compare the first side with each other one; `in_points`: of shares the margin is in percentage points."""
     if len(sides) < 2:
@@ -154,7 +161,12 @@ def compare_sides(
         raise UsageError(f"{alone}name two runs or groups, or more (evalkit ls runs lists the runs)")
     baseline, *others = sides
     graded: dict[str, Comparable] = {}
-    pairings = [replace(pair(baseline, other, graded, in_pairs), looks=looks) for other in others]
+    if given and any(len(side.runs) > 1 for side in sides):
+        raise UsageError("--given is for single runs: of several seeds or checkpoints their number limits the error")
+    if given:
+        pair(baseline, Side("earlier runs", tuple(given)), graded)  # which raises if they are not measured alike
+    earlier = tuple(graded[str(run.folder)] for run in given)
+    pairings = [replace(pair(baseline, other, graded, in_pairs), looks=looks, given=earlier) for other in others]
     key, own = rule_of(pairings, rule)
     if margin is not None and in_points and pairings[0].measure(key).is_share:
         margin /= 100
@@ -244,8 +256,15 @@ def compare_pairing(
         sides=sides,
         looks=pairing.looks,
         longer=longer(averages[-1], lines, ALPHA / sides),
+        given=tuple(run.run.folder.name for run in pairing.given),
+        worth=_worth(lines),
         margin=None if margin is None else margin_verdict(tested, margin),
     )
+
+
+def _worth(lines: Sequence[ScoredLine]) -> float:
+    alone, given = (average([getattr(line, name) for line in lines]).variance for name in ("alone", "documents"))
+    return alone / given if given > 0 else 1.0
 
 
 def margin_verdict(lines: Sequence[ScoredLine], margin: float) -> MarginVerdict:

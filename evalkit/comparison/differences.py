@@ -179,6 +179,10 @@ class Comparison:
     """Those at which intervals and p values hold."""
     longer: float = 1.0
     """How many times as long the interval of the average is for that as that of a single look."""
+    given: tuple[str, ...] = ()
+    """Earlier runs from which the differences borrow strength."""
+    worth: float = 1.0
+    """How many times as many documents the average would need for the same error without them."""
     margin: MarginVerdict | None = None
 
     def __repr__(self) -> str:

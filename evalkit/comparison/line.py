@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from evalkit.benchmarks.outcomes import Label, Measure
+from evalkit.comparison.borrowing import Borrowed, borrowed
 from evalkit.comparison.differences import TOO_FEW, AverageDifference, Difference, TaskDifference, verdict_of
 from evalkit.comparison.pairing import PairedTask, Pairing
 from evalkit.stats import adjusted as adjusting
@@ -23,7 +24,7 @@ from evalkit.stats.power import ALPHA, detectable, mcnemar_detectable, sign_flip
 from evalkit.stats.sequential import FIRST, ONCE, Looks
 
 MCNEMAR, SIGN_FLIP, SEEDS = "McNemar", "sign flip and t", "t over seeds and documents"
-PAIRS = "t over pairs of seeds and documents"
+PAIRS, GIVEN = "t over pairs of seeds and documents", "t of the regression on earlier runs"
 
 
 class ScoredLine:
@@ -31,7 +32,7 @@ class ScoredLine:
 
     `layer` is None if a document has one score, or for the mean over layers. `in_pairs`: the n-th run of A and that of
     B have the same seed, so that what the seed does to both is no error of their difference. Its p value and interval
-    hold at all `looks`.
+    hold at all `looks`. `given` are the scores of earlier runs, from which the difference of two runs borrows strength.
     """
 
     def __init__(
@@ -43,13 +44,18 @@ class ScoredLine:
         layer: int | None = None,
         in_pairs: bool = False,
         looks: Looks = ONCE,
+        given: Borrowed | None = None,
     ) -> None:
         self.paired, self.a, self.b, self.measure, self.layer = paired, a, b, measure, layer
         self.looks, self.growth = looks, paired.n / min(FIRST, paired.total or FIRST)
         self.in_pairs, self.name = in_pairs, line_name(paired.task, layer)
         self.differences = b.mean(axis=0) - a.mean(axis=0)
         self.won, self.lost = int((self.differences > 0).sum()), int((self.differences < 0).sum())
-        self.documents = mean(self.differences, paired.clusters, paired.strata)
+        self.documents = self.alone = mean(self.differences, paired.clusters, paired.strata)
+        if given is not None:
+            self.differences, explained = given.adjusted(self.differences)
+            residual = mean(self.differences, paired.clusters, paired.strata)
+            self.documents = given.with_errors(residual, explained, paired.sources)
         self.sums = significance.cluster_sums(self.differences, paired.clusters)
         self.weights = significance.cluster_sums(np.ones(paired.n), paired.clusters)
         self.size = adjusting.size_of_differences(self.sums, self.weights, measure.span)
@@ -64,6 +70,8 @@ class ScoredLine:
         self.test = MCNEMAR if measure.is_share and independent else SIGN_FLIP
         if several:
             self.test = PAIRS if in_pairs else SEEDS
+        elif given is not None:
+            self.test = GIVEN
         self.has_too_few = paired.n < measure.least_documents
 
     @property
@@ -81,7 +89,7 @@ class ScoredLine:
             return significance.mcnemar(self.won, self.lost)
         p = _p_value(self.adjusted, self.spread)
         # Under the null, sources of unequal sizes need not be symmetric about zero, so the t test is used too
-        return p if self.spread else max(significance.sign_flip(self.sums), p or 0.0)
+        return p if self.test != SIGN_FLIP else max(significance.sign_flip(self.sums), p or 0.0)
 
     def p_against(self, difference: float) -> float | None:
         """Return the p value of the interval's test, against another difference than zero; None if it is unknown."""
@@ -103,6 +111,8 @@ class ScoredLine:
             return mcnemar_detectable(self.paired.n, self.won + self.lost, level)
         span = self.measure.span
         smooth = detectable(self.adjusted, self.spread, span, level)
+        if self.test == GIVEN:
+            return smooth
         if not math.isfinite(span):
             # With too few sources no pattern of signs is significant, whatever the differences
             return None if self.test == SIGN_FLIP and 2.0 ** (1 - len(self.sums)) > level else smooth
@@ -141,9 +151,12 @@ class ScoredLine:
 
 def by_task(pairing: Pairing, rule: str) -> list[ScoredLine]:
     """Return a line for each task; for a measure with layers, of each document's mean over them."""
-    measure, looks = pairing.measure(rule), pairing.looks
-    scored = [(task, *pairing.scores(task, rule)) for task in pairing.tasks]
-    return [ScoredLine(task, a, b, measure, None, pairing.in_pairs, looks) for task, a, b in scored]
+    measure, lines = pairing.measure(rule), []
+    for task in pairing.tasks:
+        given = borrowed(task, pairing.graded[0], pairing.given, rule) if pairing.given else None
+        scores = pairing.scores(task, rule)
+        lines.append(ScoredLine(task, *scores, measure, None, pairing.in_pairs, pairing.looks, given))
+    return lines
 
 
 def average_difference(

@@ -69,6 +69,8 @@ class Pairing:
     """Whether the n-th runs of both sides have the same seed, declared before their results were seen."""
     looks: Looks = ONCE
     """Those at which intervals and p values hold."""
+    given: tuple[Comparable, ...] = ()
+    """Earlier runs from which the difference borrows strength (`borrowing`)."""
 
     @property
     def names(self) -> list[str]:
@@ -194,7 +196,7 @@ def check_same_documents(a: Run, b: Run, task: str, by_content: bool = False) ->
 def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[PairedTask]:
     for task in tasks:
         tables = [of_run.documents[of_run.documents["task"] == task] for of_run in graded]
-        indices, dropped = _indices(tables, _identity(task, tables, graded))
+        indices, dropped = _indices(tables, identity_of(task, tables, graded))
         if not len(indices[0]):
             raise UsageError(f"task {task}: the runs have no document in common; run both on the same documents")
         first, *others = chosen = [table.iloc[index] for table, index in zip(tables, indices, strict=True)]
@@ -212,7 +214,7 @@ def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[Paired
         yield PairedTask(task, clusters, strata, rows, dropped, official, total)
 
 
-def _identity(task: str, tables: list[pd.DataFrame], graded: tuple[Comparable, ...]) -> str:
+def identity_of(task: str, tables: list[pd.DataFrame], graded: tuple[Comparable, ...]) -> str:
     """Return the column that identifies a document: its content where all runs have it, else its number."""
     having = [CONTENT in table for table in tables]
     if any(having) and not all(having) and any(is_imported(of_run.run.manifest) for of_run in graded):

@@ -120,6 +120,14 @@ def looks_sentence(compared: Comparison) -> str | None:
     return f"Intervals and p values hold together at {' and at '.join(at)}; {longer}."
 
 
+def given_sentence(compared: Comparison) -> str | None:
+    """Return from which earlier runs the differences borrow strength, and how much; None without any."""
+    if not compared.given:
+        return None
+    worth = f"which are worth {fixed(compared.worth, 2)} times as many documents to the average"
+    return f"Differences borrow strength from {', '.join(compared.given)}, {worth}."
+
+
 def _primary(compared: Comparison) -> str:
     """Return the quantity of the primary verdict."""
     name, tasks = compared.measure.name, compared.tasks

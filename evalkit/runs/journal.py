@@ -218,13 +218,18 @@ class FinishedRows:
         import pyarrow as pa
 
         before = len(self._keys)
-        for entry in other.entries:
-            batch = other._journal.rows(entry)
-            kept = [key in keys and key not in self._keys for key in other._keys_of(entry, batch)]
+        for entry, batch, of_rows in other.keyed():
+            kept = [key in keys and key not in self._keys for key in of_rows]
             if any(kept):
                 seconds = round(entry.seconds * sum(kept) / len(kept), 4)
                 self.append(replace(entry, batch=NO_BATCH, seconds=seconds), batch.filter(pa.array(kept)))
         return len(self._keys) - before
+
+    def keyed(self) -> Iterator[tuple[Entry, pa.RecordBatch, Iterator[Key]]]:
+        """Yield the entries with their rows and the keys of these."""
+        for entry in self.entries:
+            batch = self._journal.rows(entry)
+            yield entry, batch, self._keys_of(entry, batch)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._keys

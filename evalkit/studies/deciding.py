@@ -43,7 +43,7 @@ from evalkit.stats.power import ALPHA
 from evalkit.stats.sequential import planned_levels
 
 LEAST = 100
-"""Documents of each task at the first look."""
+"""Least documents of each task at the first look."""
 GROWTH = math.sqrt(2)
 """Ratio of the documents of each task at two successive looks."""
 

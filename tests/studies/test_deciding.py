@@ -1,0 +1,165 @@
+"""`evalkit decide`, and samples that continue from another one's scores, on random checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import evalkit
+from evalkit.cli.root import cli
+from evalkit.errors import UsageError
+from evalkit.runs.folder import JOURNAL, Run
+from evalkit.studies import deciding
+from evalkit.studies.deciding import Decision, decide, decision_report, samples
+from tests.studies.made import Told
+from tests.tiny import tiny_checkpoint
+
+DOCUMENTS = 300
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two checkpoints, and a file of 300 questions. Do not modify."""
+    folder = tmp_path_factory.mktemp("deciding")
+    for seed, name in enumerate("ab"):
+        tiny_checkpoint(folder / name, seed=seed, window=256)
+    lines = [
+        {"doc_id": number, "context": f"{number} apples and {number % 7} are", "continuation": f" {answer}",
+         "idx": choice, "label": number % 2}
+        for number in range(DOCUMENTS) for choice, answer in enumerate((f"{number}", "many"))
+    ]  # fmt: skip
+    (folder / "apples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def options(folder: Path, output: Path, **more: Any) -> dict[str, Any]:
+    return {"requests": folder / "apples.jsonl", "output": output, "device": "cpu", "dtype": "float32"} | more
+
+
+def run(folder: Path, output: Path, told: Told | None = None, **more: Any) -> Run:
+    return evalkit.evaluate(str(folder / "a"), progress=told or Told(), **options(folder, output, **more))
+
+
+def rows_in(run: Run) -> int:
+    return len((run.folder / JOURNAL).read_text().splitlines())
+
+
+def same_scores(run: Run, other: Run) -> None:
+    """Float32 in batches of other sizes: equal to 2e-5 of the log-likelihood."""
+    first, second = run.scores, other.scores
+    numbers = [name for name in first if name.startswith("ll_")]
+    assert first.drop(columns=numbers).equals(second.drop(columns=numbers))
+    np.testing.assert_allclose(first[numbers], second[numbers], rtol=2e-5, equal_nan=True)
+
+
+def decision(folder: Path, output: Path, told: Told | None = None, margin: float = 1.0, **more: Any) -> Decision:
+    models = [str(folder / name) for name in "ab"]
+    return decide(models, options(folder, output, **more), margin, None, None, told or Told())
+
+
+# A sample continues from another
+
+
+@pytest.mark.parametrize(("first", "then"), [({"sample": 40}, {"sample": 90}), ({"sample": 90}, {"sample": 40}),
+                                             ({"limit": 50}, {"sample": 90}), ({"sample": 90}, {})])  # fmt: skip
+def test_only_new_documents_are_scored(folder: Path, tmp_path: Path, first: Any, then: Any) -> None:
+    one, told = run(folder, tmp_path, **first), Told()
+    both = run(folder, tmp_path, told, **then)
+    alone = run(folder, tmp_path / "alone", **then)
+    same_scores(both, alone)
+    count = len(set(one.scores["doc_id"]) & set(alone.scores["doc_id"]))
+    assert any(f"{count} of {len(set(alone.scores['doc_id']))} documents" in line for line in told.lines)
+    counts = both.scores.groupby("doc_id").size()
+    assert (counts == 2).all() and json.loads((both.folder / "manifest.json").read_text())["loaded"]
+
+
+@pytest.mark.parametrize("other", [{"dtype": "bfloat16"}, {"template": "inst"}, {"num_fewshot": None, "context": 512}])
+def test_scores_of_other_settings_are_not_taken(folder: Path, tmp_path: Path, other: dict[str, Any]) -> None:
+    run(folder, tmp_path, **{"sample": 40} | other)
+    told = Told()
+    run(folder, tmp_path, told, sample=90)
+    assert not any("documents were scored in" in line for line in told.lines)
+
+
+def test_a_damaged_journal_is_not_taken(folder: Path, tmp_path: Path) -> None:
+    (run(folder, tmp_path, sample=40).folder / JOURNAL).write_bytes(b"0 nothing\n")
+    same_scores(run(folder, tmp_path, sample=90), run(folder, tmp_path / "alone", sample=90))
+
+
+# Decisions
+
+
+def test_a_decision_scores_each_document_once(folder: Path, tmp_path: Path) -> None:
+    """The runs at its end are those of that sample; those of smaller samples are removed."""
+    decided = decision(folder, tmp_path, margin=0.5)
+    assert [look.sample for look in decided.looks] == samples([DOCUMENTS], None)[: len(decided.looks)]
+    assert len(decided.looks) > 1 and sorted(map(str, tmp_path.iterdir())) == sorted(decided.runs)
+    last = decided.looks[-1]
+    for name, path in zip("ab", decided.runs, strict=True):
+        alone = evalkit.evaluate(
+            str(folder / name), progress=Told(), **options(folder, tmp_path / "alone", sample=last.sample)
+        )
+        same_scores(evalkit.load_run(path), alone)
+    compared = evalkit.compare(*decided.runs)
+    assert compared.average.difference == last.average.difference  # type: ignore[union-attr]
+    assert last.average.low < compared.average.low < compared.average.high < last.average.high  # type: ignore[union-attr]
+
+
+def test_a_decision_ends_at_the_first_verdict(folder: Path, tmp_path: Path) -> None:
+    """A margin that any interval is within: equivalent at the first look, of some 100 documents."""
+    decided = decision(folder, tmp_path, margin=99.0)
+    assert decided.verdict in ("equivalent", "better", "worse") and len(decided.looks) == 1
+    assert f"{decided.looks[0].documents} of 300" in decision_report(decided).verdict[0]
+
+
+def test_an_interrupted_decision_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, run_plan, calls = decision(folder, tmp_path / "whole", margin=0.5), deciding.run_plan, list[int]()
+
+    def interrupted(*arguments: Any) -> Run:
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return run_plan(*arguments)
+
+    monkeypatch.setattr(deciding, "run_plan", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        decision(folder, tmp_path / "part", margin=0.5)
+    told = Told()
+    again = decision(folder, tmp_path / "part", told, margin=0.5)
+    assert [look.verdict for look in again.looks] == [look.verdict for look in whole.looks]
+    assert again.looks[-1].average.difference == whole.looks[-1].average.difference
+
+
+def test_what_cannot_be_decided(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="grow"):
+        decide(
+            [str(folder / "a")] * 2, {"suite": "needle", "lengths": [100], "output": tmp_path}, 1, None, None, Told()
+        )
+    with pytest.raises(evalkit.EvalkitError, match="twice"):
+        decide([str(folder / "a")] * 2, options(folder, tmp_path), 1, None, None, Told())
+
+
+def test_the_command(folder: Path, tmp_path: Path) -> None:
+    common = [
+        "decide",
+        str(folder / "a"),
+        "--requests",
+        str(folder / "apples.jsonl"),
+        "-o",
+        str(tmp_path),
+        "--dtype",
+        "float32",
+    ]
+    both = [*common[:2], str(folder / "b"), *common[2:]]
+    result = CliRunner().invoke(cli, [*both, "--margin", "99", "--max-sample", "120", "--format", "json"])
+    content = json.loads(result.stdout)
+    assert result.exit_code == 0 and content["most"] == 120 and content["looks"][-1]["documents"] <= 120
+    failing = CliRunner().invoke(cli, [*both, "--margin", "0", "--max-sample", "120", "--fail-if-worse"])
+    assert failing.exit_code in (0, 3, 4) and "Verdict" in failing.stdout
+    for wrong in (both, [*common, "--margin", "1"]):
+        assert isinstance(CliRunner().invoke(cli, wrong).exception, UsageError)
