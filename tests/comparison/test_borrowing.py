@@ -37,7 +37,7 @@ def runs(root: Path) -> tuple[Path, Path, Path]:
     """A and an earlier run on all documents, and B on the first ones."""
     earlier = np.random.default_rng(0).integers(0, 2, ALL).tolist()
     a, b = answers(1, earlier, 0.3), answers(2, earlier, 0.3)
-    named = (("a", a, ALL), ("earlier", earlier, ALL), ("b", b, SOME))
+    names = (("a", a, ALL), ("earlier", earlier, ALL), ("b", b, SOME))
     first, second, third = (
         make_run(root, {"piqa": scores_of("piqa", right[:n])}, model=name) for name, right, n in names
     )
