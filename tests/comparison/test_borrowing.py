@@ -53,7 +53,8 @@ def test_the_difference_is_the_regressions_prediction_at_the_mean_of_all(tmp_pat
     fitted = sm.OLS(right[2].astype(float) - known[0, :SOME], sm.add_constant(known[:, :SOME].T)).fit()
     expected = fitted.predict(np.array([[1.0, *known.mean(axis=1)]]))[0]
     assert of.average.difference == pytest.approx(expected, abs=1e-12)
-    residual = float(fitted.ssr) / (SOME - 3) / SOME  # the degrees of freedom of two slopes and a mean
+    alone_each = fitted.get_influence().resid_press  # HC3's: of a fit without the document
+    residual = alone_each.var(ddof=1) / SOME * (SOME - 1) / (SOME - 3)
     explained = mean(fitted.params[1:] @ known).variance
     assert of.average.stderr == pytest.approx((residual + explained) ** 0.5, rel=1e-9)
     assert of.tasks[0].test.startswith("t of") and of.worth > 1.2
