@@ -4,7 +4,8 @@
 
 Each row of a linear layer is cut into groups; a group's weights are rounded to 2^bits values at equal distances from
 its smallest to its largest (round to nearest, asymmetric). Embeddings, norms and the output head are not changed. The
-output folder has the rounded values in float32, so it loads like any other checkpoint.
+output folder has the rounded values in float32, so it loads like any other checkpoint. Without a folder,
+`evalkit run CKPT --quantise w4g64` computes with the same values.
 """
 
 from __future__ import annotations
@@ -12,26 +13,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import torch
-
 from evalkit.models.loading.spec import model_spec
-
-
-def rounded(weight: torch.Tensor, bits: int, group: int) -> torch.Tensor:
-    """Round each group of a row to 2^bits values.
-
-    Args:
-        weight: [rows, columns]; `group` must divide the columns.
-        bits: per weight, without the group's two parameters (smallest value, step).
-        group: number of neighbouring weights of a row that share these.
-
-    Returns:
-        [rows, columns], in the dtype of `weight`.
-    """
-    groups = weight.unflatten(1, (-1, group))
-    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    step = ((high - low) / (2**bits - 1)).clamp_min(torch.finfo(weight.dtype).tiny)
-    return (low + ((groups - low) / step).round() * step).flatten(1)
+from evalkit.models.quantisation import linear_layers, round_weights
 
 
 def main() -> None:
@@ -44,9 +27,8 @@ def main() -> None:
     asked = parser.parse_args()
     spec = model_spec(asked.checkpoint, device="cpu", dtype="float32")
     loaded = spec.load(spec.locate(print), print)
-    layers = [layer for layer in loaded.model.base_model.modules() if isinstance(layer, torch.nn.Linear)]
-    for layer in layers:
-        layer.weight.data = rounded(layer.weight.data, asked.bits, asked.group)
+    layers = linear_layers(asked.checkpoint, loaded.model)
+    round_weights(asked.checkpoint, layers, asked.bits, asked.group)
     loaded.model.save_pretrained(asked.output)
     loaded.tokenizer.save_pretrained(asked.output)
     count = sum(layer.weight.numel() for layer in layers)

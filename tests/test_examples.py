@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from evalkit.models.loading.locate import locate
+from evalkit.models.quantisation import rounded
 from evalkit.tables.layout import load_layout
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -24,16 +25,16 @@ def script() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("bits", "group"), [(1, 4), (4, 32)])
-def test_each_group_has_so_many_values_at_equal_distances(script: dict[str, Any], bits: int, group: int) -> None:
+def test_each_group_has_so_many_values_at_equal_distances(bits: int, group: int) -> None:
     weight = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
-    groups, exact = script["rounded"](weight, bits, group).unflatten(1, (-1, group)), weight.unflatten(1, (-1, group))
+    groups, exact = rounded(weight, bits, group).unflatten(1, (-1, group)), weight.unflatten(1, (-1, group))
     low, high = exact.amin(-1, keepdim=True), exact.amax(-1, keepdim=True)
     step = (high - low) / (2**bits - 1)
     torch.testing.assert_close((groups - low) / step, ((groups - low) / step).round(), atol=1e-4, rtol=0)
     assert ((groups - exact).abs() <= step / 2 + 1e-6).all()
     torch.testing.assert_close((groups.amin(-1), groups.amax(-1)), (low[..., 0], high[..., 0]))
     equal = torch.full((2, group), 0.25)
-    assert script["rounded"](equal, bits, group).equal(equal)
+    assert rounded(equal, bits, group).equal(equal)
 
 
 def test_the_script_writes_a_checkpoint(
@@ -47,7 +48,7 @@ def test_the_script_writes_a_checkpoint(
     assert before.keys() == after.keys()
     for name, tensor in after.items():
         if name.endswith("_proj.weight"):
-            assert tensor.equal(script["rounded"](before[name], 2, 16))
+            assert tensor.equal(rounded(before[name], 2, 16))
         else:
             assert tensor.equal(before[name]), name
 

@@ -41,6 +41,7 @@ class LoadingSettings(TypedDict, total=False):
     device_map: Literal["none", "auto"]
     dtype: str
     attention: Literal["auto", "sdpa", "eager"]
+    quantise: str | None
     context: int | Literal["none"] | None
     context_method: str | None
     context_original: int | None

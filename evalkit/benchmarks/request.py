@@ -197,6 +197,7 @@ def numerics(model: ModelSpec, checkpoint: Checkpoint, limit: int | None, say: S
         "checkpoint": {"weights": prints.weights, "config": prints.config, "tokenizer": prints.tokenizer},
         "dtype": resolve_dtype(checkpoint, model.dtype),
         "attention": model.attention,
+        **({} if model.quantise is None else {"quantise": model.quantise}),
         "context_extension": None if extension is None else extension.specification(),
         "limit": limit,
     }

@@ -43,7 +43,7 @@ SETTINGS = {
 _GROUPS = {
     "ORIGIN": ("revision", "tokenizer"),
     "SELECTION": ("sample", "seed", "limit"),
-    "COMPUTING": ("device", "device_map", "dtype", "attention"),
+    "COMPUTING": ("device", "device_map", "dtype", "attention", "quantise"),
     "CONTEXT": ("context", "context_method", "context_original", "context_config"),
     "TRUST": ("allow_pickle", "trust_remote_code"),
 }

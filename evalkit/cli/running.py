@@ -171,8 +171,9 @@ class Printer:
         """Print a report of a run with its selection of documents; in the terminal format, also the run's folder."""
         from evalkit.runs.traits import selection_words
 
-        selected = selection_words(run)
-        self(report.with_notes((f"documents: {selected}",)) if selected else report)
+        selected, quantise = selection_words(run), run.manifest["specification"].get("quantise")
+        notes = [f"documents: {selected}"] * bool(selected)
+        self(report.with_notes(notes + [f"quantise: {quantise}, linear layers are rounded"] * bool(quantise)))
         if self.form == "terminal" and not self.quiet:
             click.echo(f"\n{printable(str(run.folder))}")
 

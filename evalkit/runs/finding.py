@@ -54,7 +54,8 @@ def run_folder(output: Path, checkpoint: Checkpoint, suite: str, template: str, 
 
     A run of the same checkpoint with the same id is that run, whatever its name.
     """
-    dtype = manifest["specification"]["dtype"]
+    specification = manifest["specification"]
+    dtype = "-".join(filter(None, (specification["dtype"], specification.get("quantise"))))
     name = manifest.get("name") or model_name(checkpoint)
     folder = folder_name(name, suite, template, dtype, manifest["id"])
     if (checkpoint.kind == "live" or "name" in manifest) and not folder.startswith(f"{name}-"):
@@ -148,7 +149,8 @@ def settings_words(run: Run) -> tuple[str, ...]:
     """Return what distinguishes runs of one checkpoint on a suite, in words."""
     specification = run.manifest["specification"]
     shots, read = specification.get("num_fewshot"), documents_read(specification) or "all documents"
-    made = (str(run.manifest.get("revision") or ""), run.template, str(specification.get("dtype") or ""))
+    computed = (str(specification.get(name) or "") for name in ("dtype", "quantise"))
+    made = (str(run.manifest.get("revision") or ""), run.template, *computed)
     return *made, f"{shots}-shot" if shots else "", read
 
 

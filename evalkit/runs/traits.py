@@ -138,6 +138,7 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
     if continuation := specification.get("continuation"):
         add("continuation", continuation, f"{continuation} continuations")
     add("dtype", specification.get("dtype"))
+    add("quantisation", specification.get("quantise") or "none")
     add("context extension", *_extension(specification.get("context_extension")))
     add("origin", origin(run.manifest), refused=False)
     if not imported:
@@ -162,8 +163,8 @@ def summary(run: Run, rule: str | None = None) -> str:
     """
     by_name = traits(run, rule)
     names = ("limit", "continuation", "windows", "template", "prompts", "solved examples", "prompt tokens", "rule",
-             "dtype", "context extension", "control")  # fmt: skip
-    usual = {("prompts", "one"), ("control", "none")} | (
+             "dtype", "quantisation", "context extension", "control")  # fmt: skip
+    usual = {("prompts", "one"), ("control", "none"), ("quantisation", "none")} | (
         {("context extension", "none")} if "prompt tokens" not in by_name else set()
     )
     shown = [by_name[name] for name in names if name in by_name]

@@ -9,8 +9,8 @@ smallest error, one masked token, is inconclusive and does not pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from evalkit.models.memory import is_out_of_memory
+from evalkit.models.quantisation import exact_activations, rounds_activations
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.probe import HALF, SHORTEST, in_float32, make_probe, mask_first
 from evalkit.scoring.tree import Ints
@@ -64,6 +65,7 @@ class SharingCheck:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._half = model.dtype in HALF
+        self._rounds = self._half or rounds_activations(model)
         ends = (model.get_input_embeddings(), model.get_output_embeddings())
         self._vocabulary = min(int(end.weight.shape[0]) for end in ends if end is not None)
         self._expected = cache(self._run_alone)
@@ -129,8 +131,8 @@ class SharingCheck:
         for with_trunk in (False, True):
             with self._widened():
                 failure = self._float32_failure(kernel, lengths, with_trunk)
-            if not failure and self._half:
-                failure = self._half_failure(kernel, lengths, with_trunk)
+            if not failure and self._rounds:
+                failure = self._rounding_failure(kernel, lengths, with_trunk)
             if failure:
                 return failure + (" with a cached prefix" if with_trunk else "")
         return ""
@@ -177,7 +179,7 @@ class SharingCheck:
             return ""
         return f"its states differ by {worst:.2g} of their norm in rows of {lengths.row} tokens"
 
-    def _half_failure(self, kernel: str, lengths: BatchLengths, with_trunk: bool) -> str:
+    def _rounding_failure(self, kernel: str, lengths: BatchLengths, with_trunk: bool) -> str:
         exact, rounded = self._expected(lengths.longest, 0, True), self._expected(lengths.longest, 0, False)
         states, which = self._shared(self._forward(wide=False, kernel=kernel), lengths, with_trunk, seed=0)
         rounding, shared = _rms(_gaps(rounded, exact)[which.cpu()]), _rms(_gaps(states, exact, which[-len(states) :]))
@@ -220,8 +222,10 @@ class SharingCheck:
     def _forward(self, wide: bool, kernel: str = "dense") -> Forward:
         return Forward(self._model, kernel, dtype=torch.float32 if wide and self._half else self._model.dtype)
 
-    def _widened(self) -> AbstractContextManager[None]:
-        return in_float32(self._model) if self._half else nullcontext()
+    @contextmanager
+    def _widened(self) -> Iterator[None]:
+        with in_float32(self._model) if self._half else nullcontext(), exact_activations():
+            yield
 
 
 def _systematic(gaps: Callable[[int], torch.Tensor], tolerance: float) -> float | None:

@@ -1,0 +1,122 @@
+"""Simulated quantisation: linear layers that compute with rounded weights and activations.
+
+In: a setting such as "w4g64" or "w8a8", and a model. Out: the model with the weights of its linear layers rounded in
+place, and hooks that round their inputs. Embeddings, norms and the output head are not changed. Rounding is computed in
+float32 and its result has the model's dtype: it shows what fewer bits break, and saves neither time nor memory.
+
+Weights are rounded to nearest, asymmetric: a row, or each group of neighbouring weights of a row, to 2^bits values at
+equal distances from its smallest to its largest. Activations are rounded to whole multiples, from -127 to 127, of a
+scale: the largest absolute value of a token over 127 (a8); or for all tokens of a layer that of a short English text
+that evalkit has, beyond which values are clipped (a8t). A scale of the tensor at hand would depend on later tokens and
+on the batch, and the model would not be causal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from evalkit.errors import CheckpointError
+from evalkit.models.parts import base_of
+from evalkit.paths import resource
+
+_LARGEST = 127.0
+_ROUNDED = "rounds_activations"
+"""Attribute of a model whose activations are rounded."""
+_exact: ContextVar[bool] = ContextVar("exact", default=False)
+
+
+def rounded(weight: torch.Tensor, bits: int, group: int) -> torch.Tensor:
+    """Round each group of a row to 2^bits values, [rows, columns] → [rows, columns]; `group` divides the columns."""
+    groups = weight.float().unflatten(1, (-1, group))
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    step = (high - low).div_(torch.full_like(low, 2**bits - 1)).clamp_min_(torch.finfo(torch.float32).tiny)
+    new: torch.Tensor = (groups - low).div_(step).round_().mul_(step).add_(low).flatten(1)
+    return new.to(weight.dtype)
+
+
+def rounded_activations(states: torch.Tensor, largest: torch.Tensor | None = None) -> torch.Tensor:
+    """Round states, [..., channels], to 8 bits; `largest` is the absolute value of 127, by default each token's."""
+    wide = states.float()
+    largest = wide.abs().amax(-1, keepdim=True) if largest is None else largest
+    # Not over a number, which a GPU multiplies by its reciprocal
+    scale = (largest / torch.full_like(largest, _LARGEST)).clamp_min_(torch.finfo(torch.float32).tiny)
+    return (wide / scale).round_().clamp_(-_LARGEST, _LARGEST).mul_(scale).to(states.dtype)
+
+
+def linear_layers(given: str, model: Any) -> list[Any]:
+    """Return the linear layers of a model but its output head; a `CheckpointError` if it has other matrices."""
+    head, linear, known = model.get_output_embeddings(), list[Any](), set[int]()
+    for module in base_of(model).modules():
+        if isinstance(module, torch.nn.Linear) and module is not head:
+            linear.append(module)
+        if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
+            known.add(id(module.weight))
+    for name, weight in base_of(model).named_parameters():
+        if weight.dim() > 1 and id(weight) not in known:
+            raise CheckpointError(f"{given}: {name} is not a linear layer, and --quantise rounds only these; omit it")
+    if not linear or getattr(model, "is_quantized", False):
+        raise CheckpointError(f"{given}: has no linear layers with whole weights for --quantise; omit it")
+    return linear
+
+
+def round_weights(given: str, layers: Sequence[Any], bits: int, group: int | None) -> None:
+    """Round the weights of linear layers in place; those that layers share once."""
+    for weight in {id(layer.weight): layer.weight for layer in layers}.values():
+        columns = weight.shape[1]
+        if columns % (group or columns):
+            raise CheckpointError(f"{given}: rows of {columns} weights have no groups of {group}; give another group")
+        weight.data = rounded(weight.data, bits, group or columns)
+
+
+def round_activations(model: Any, layers: Sequence[Any], tokenizer: Any, by_tensor: bool) -> None:
+    """Make linear layers round their inputs, by tensor with the scales of the text in the model as it is now."""
+    largest = dict[Any, torch.Tensor]()
+    if by_tensor:
+
+        def measure(layer: Any, inputs: tuple[Any, ...]) -> None:
+            own = inputs[0].float().abs().amax()
+            largest[layer] = torch.maximum(own, largest.get(layer, own))
+
+        hooks = [layer.register_forward_pre_hook(measure) for layer in layers]
+        try:
+            with torch.inference_mode():
+                base_of(model)(input_ids=calibration_ids(model, tokenizer), use_cache=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if missed := len(layers) - len(largest):
+            raise CheckpointError(f"{type(model).__name__}: the text for a8t misses {missed} layers; use a8")
+
+    def round_inputs(layer: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return inputs if _exact.get() else (rounded_activations(inputs[0], largest.get(layer)), *inputs[1:])
+
+    for layer in layers:
+        layer.register_forward_pre_hook(round_inputs)
+    setattr(model, _ROUNDED, True)
+
+
+def calibration_ids(model: Any, tokenizer: Any, text: str | None = None, most: int = 512) -> torch.Tensor:
+    """Return [1, tokens] of a text, by default evalkit's short English one, with BOS; at most `most`."""
+    text = (resource("configs", "models") / "check.txt").read_text(encoding="utf-8") if text is None else text
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    ids = [*([] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]), *ids][:most]
+    return torch.tensor([ids], device=model.get_input_embeddings().weight.device)
+
+
+def rounds_activations(model: Any) -> bool:
+    return hasattr(model, _ROUNDED)
+
+
+@contextmanager
+def exact_activations() -> Iterator[None]:
+    """Compute without rounding of activations inside the context."""
+    token = _exact.set(True)
+    try:
+        yield
+    finally:
+        _exact.reset(token)
