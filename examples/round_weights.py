@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 
 from evalkit.models.loading.spec import model_spec
-from evalkit.models.quantisation import linear_layers, round_weights
+from evalkit.models.quantisation import Rounding
 
 
 def main() -> None:
@@ -27,8 +27,7 @@ def main() -> None:
     asked = parser.parse_args()
     spec = model_spec(asked.checkpoint, device="cpu", dtype="float32")
     loaded = spec.load(spec.locate(print), print)
-    layers = linear_layers(asked.checkpoint, loaded.model)
-    round_weights(asked.checkpoint, layers, asked.bits, asked.group)
+    layers = Rounding(asked.checkpoint, loaded.model, f"w{asked.bits}g{asked.group}").layers
     loaded.model.save_pretrained(asked.output)
     loaded.tokenizer.save_pretrained(asked.output)
     count = sum(layer.weight.numel() for layer in layers)

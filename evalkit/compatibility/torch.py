@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 _COMPILED = "_orig_mod"
 _WRAPPED = "_original_forward"
@@ -81,3 +84,30 @@ def compilations() -> int:
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
+
+
+class HeldBytes(TorchDispatchMode):
+    """Bytes of tensors that operations inside the context make, at most at a time; no operation's own scratch space.
+
+    A CPU's allocator does not count; the profiler shows the same, but prints on standard error unasked.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak, self._sizes = 0, dict[int, int]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        given, made = (
+            {tensor.data_ptr(): tensor for tensor in map(_storage, tree_leaves(values)) if tensor is not None}
+            for values in ((args, kwargs), result)
+        )
+        for place in made.keys() - given.keys() - self._sizes.keys():
+            self._sizes[place] = made[place].nbytes()
+            weakref.finalize(made[place], self._sizes.pop, place)
+        self.peak = max(self.peak, sum(self._sizes.values()))
+        return result
+
+
+def _storage(value: Any) -> torch.UntypedStorage | None:
+    return value.untyped_storage() if isinstance(value, torch.Tensor) else None

@@ -13,20 +13,20 @@ on the batch, and the model would not be causal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch import nn
 
 from evalkit.errors import CheckpointError
+from evalkit.models.loading.spec import QUANTISATION
 from evalkit.models.parts import base_of
 from evalkit.paths import resource
 
 _LARGEST = 127.0
-_ROUNDED = "rounds_activations"
-"""Attribute of a model whose activations are rounded."""
 _exact: ContextVar[bool] = ContextVar("exact", default=False)
 
 
@@ -48,56 +48,57 @@ def rounded_activations(states: torch.Tensor, largest: torch.Tensor | None = Non
     return (wide / scale).round_().clamp_(-_LARGEST, _LARGEST).mul_(scale).to(states.dtype)
 
 
-def linear_layers(given: str, model: Any) -> list[Any]:
-    """Return the linear layers of a model but its output head; a `CheckpointError` if it has other matrices."""
-    head, linear, known = model.get_output_embeddings(), list[Any](), set[int]()
-    for module in base_of(model).modules():
-        if isinstance(module, torch.nn.Linear) and module is not head:
-            linear.append(module)
-        if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
-            known.add(id(module.weight))
-    for name, weight in base_of(model).named_parameters():
-        if weight.dim() > 1 and id(weight) not in known:
-            raise CheckpointError(f"{given}: {name} is not a linear layer, and --quantise rounds only these; omit it")
-    if not linear or getattr(model, "is_quantized", False):
-        raise CheckpointError(f"{given}: has no linear layers with whole weights for --quantise; omit it")
-    return linear
+class Rounding:
+    """Rounds the weights of a model's linear layers in place, and on request the inputs of these.
 
+    Raises a `CheckpointError` if the model has other matrices, but for embeddings, or rows without groups of that size.
+    """
 
-def round_weights(given: str, layers: Sequence[Any], bits: int, group: int | None) -> None:
-    """Round the weights of linear layers in place; those that layers share once."""
-    for weight in {id(layer.weight): layer.weight for layer in layers}.values():
-        columns = weight.shape[1]
-        if columns % (group or columns):
-            raise CheckpointError(f"{given}: rows of {columns} weights have no groups of {group}; give another group")
-        weight.data = rounded(weight.data, bits, group or columns)
+    def __init__(self, given: str, model: Any, setting: str) -> None:
+        self._given, self._model, head = given, model, model.get_output_embeddings()
+        parts: Any = QUANTISATION.fullmatch(setting)
+        bits, group, self._activations = parts.groups()
+        modules = [module for module in base_of(model).modules() if isinstance(module, (nn.Linear, nn.Embedding))]
+        self.layers = [module for module in modules if isinstance(module, nn.Linear) and module is not head]
+        known = {id(module.weight) for module in modules}
+        others = [name for name, part in base_of(model).named_parameters() if part.dim() > 1 and id(part) not in known]
+        if others or not self.layers or getattr(model, "is_quantized", False):
+            why = f"{others[0]} is no linear layer" if others else "it has no linear layers with whole weights"
+            raise CheckpointError(f"{given}: {why}, and --quantise rounds only these; leave it out")
+        for weight in {id(layer.weight): layer.weight for layer in self.layers}.values() if bits else ():
+            size = int(group or weight.shape[1])
+            if weight.shape[1] % size:
+                raise CheckpointError(
+                    f"{given}: rows of {weight.shape[1]} weights have no groups of {size}; give another"
+                )
+            weight.data = rounded(weight.data, int(bits), size)
 
-
-def round_activations(model: Any, layers: Sequence[Any], tokenizer: Any, by_tensor: bool) -> None:
-    """Make linear layers round their inputs, by tensor with the scales of the text in the model as it is now."""
-    largest = dict[Any, torch.Tensor]()
-    if by_tensor:
+    def round_activations(self, tokenizer: Any) -> None:
+        """Make the layers round their inputs, by tensor with the scales of the text in the model as it is now."""
+        if not self._activations:
+            return
+        largest = dict[Any, torch.Tensor]()
 
         def measure(layer: Any, inputs: tuple[Any, ...]) -> None:
             own = inputs[0].float().abs().amax()
             largest[layer] = torch.maximum(own, largest.get(layer, own))
 
-        hooks = [layer.register_forward_pre_hook(measure) for layer in layers]
-        try:
+        def round_inputs(layer: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            return inputs if _exact.get() else (rounded_activations(inputs[0], largest.get(layer)), *inputs[1:])
+
+        if self._activations == "a8t":
+            hooks = [layer.register_forward_pre_hook(measure) for layer in self.layers]
             with torch.inference_mode():
-                base_of(model)(input_ids=calibration_ids(model, tokenizer), use_cache=False)
-        finally:
+                base_of(self._model)(input_ids=calibration_ids(self._model, tokenizer), use_cache=False)
             for hook in hooks:
                 hook.remove()
-        if missed := len(layers) - len(largest):
-            raise CheckpointError(f"{type(model).__name__}: the text for a8t misses {missed} layers; use a8")
-
-    def round_inputs(layer: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return inputs if _exact.get() else (rounded_activations(inputs[0], largest.get(layer)), *inputs[1:])
-
-    for layer in layers:
-        layer.register_forward_pre_hook(round_inputs)
-    setattr(model, _ROUNDED, True)
+            if missed := len(self.layers) - len(largest):
+                raise CheckpointError(
+                    f"{self._given}: the text for a8t misses {missed} linear layers; round by token, a8"
+                )
+        for layer in self.layers:
+            layer.register_forward_pre_hook(round_inputs)
+        self._model.rounds_activations = True
 
 
 def calibration_ids(model: Any, tokenizer: Any, text: str | None = None, most: int = 512) -> torch.Tensor:
@@ -106,10 +107,6 @@ def calibration_ids(model: Any, tokenizer: Any, text: str | None = None, most: i
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     ids = [*([] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]), *ids][:most]
     return torch.tensor([ids], device=model.get_input_embeddings().weight.device)
-
-
-def rounds_activations(model: Any) -> bool:
-    return hasattr(model, _ROUNDED)
 
 
 @contextmanager

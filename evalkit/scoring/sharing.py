@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from evalkit.models.memory import is_out_of_memory
-from evalkit.models.quantisation import exact_activations, rounds_activations
+from evalkit.models.quantisation import exact_activations
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.probe import HALF, SHORTEST, in_float32, make_probe, mask_first
 from evalkit.scoring.tree import Ints
@@ -65,7 +65,7 @@ class SharingCheck:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._half = model.dtype in HALF
-        self._rounds = self._half or rounds_activations(model)
+        self._rounds = self._half or hasattr(model, "rounds_activations")
         ends = (model.get_input_embeddings(), model.get_output_embeddings())
         self._vocabulary = min(int(end.weight.shape[0]) for end in ends if end is not None)
         self._expected = cache(self._run_alone)

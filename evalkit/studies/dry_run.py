@@ -93,7 +93,7 @@ def _estimates(plans: Sequence[tuple[str, Plan]], say: Say) -> tuple[list[_Estim
             seconds = 0.0 if share == 1 else None
             if tasks and device and parameters and share < 1:
                 key = device, str(plan.manifest["specification"]["dtype"])
-                operations, read = speeds[key] = speeds.get(key) or _measured_speed(*key)
+                operations, read = speeds[key] = speeds.get(key) or measured_speed(*key)
                 # An addition and a multiplication for each distinct token and parameter
                 products = 2 * parameters * sum(task.distinct for task in tasks) / (operations * _EFFICIENCY)
                 # Each generated token reads all weights
@@ -117,7 +117,7 @@ def _sampled_tokens(plan: Plan, say: Say) -> list[TaskTokens]:
     return counts
 
 
-def _measured_speed(device: str, dtype: str) -> tuple[float, float]:
+def measured_speed(device: str, dtype: str) -> tuple[float, float]:
     """Return the operations a second of a matrix product, and the bytes a second of a matrix-vector product."""
     import torch
     from torch.utils.benchmark import Timer

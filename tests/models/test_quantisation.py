@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 import evalkit
 from evalkit.errors import CheckpointError, UsageError
-from evalkit.models.loading.spec import model_spec
-from evalkit.models.quantisation import linear_layers, rounded, rounded_activations
+from evalkit.models.loading.spec import QUANTISATION, model_spec
+from evalkit.models.quantisation import Rounding, rounded, rounded_activations
 from evalkit.scoring.engine import Engine
 from tests.models.loading import load_folder, refused
 from tests.scoring.conftest import from_alone, with_choices
@@ -70,7 +70,9 @@ def test_every_linear_layer_but_the_head_computes_with_rounded_numbers(checkpoin
     """Forward pass of the unchanged model, whose linear layers are replaced by literal ones."""
     spec = model_spec(checkpoint, device="cpu", quantise=setting)
     plain, loaded = load_folder(checkpoint), spec.load(spec.locate(), print)
-    bits, group, activations = spec.quantisation or (None, None, "")
+    match = QUANTISATION.fullmatch(setting)
+    assert match
+    bits, group, activations = match.groups()
     ids = torch.arange(3, 15)[None]
     largest: dict[str, float] = {}
     for name, layer in plain.model.model.named_modules():
@@ -78,7 +80,11 @@ def test_every_linear_layer_but_the_head_computes_with_rounded_numbers(checkpoin
             continue
 
         def forward(states: torch.Tensor, layer: Any = layer, name: str = name) -> torch.Tensor:
-            weight = layer.weight if bits is None else literal_weights(layer.weight, bits, group or layer.in_features)
+            weight = (
+                layer.weight
+                if bits is None
+                else literal_weights(layer.weight, int(bits), int(group or layer.in_features))
+            )
             if activations == "a8t" and len(states[0]) > ids.shape[1]:  # calibration
                 largest[name] = float(states.abs().max())
             elif activations:
@@ -115,7 +121,7 @@ def test_rounding_that_is_coarser_in_a_batch_is_not_shared(checkpoint: Path, mon
         return (states / step).round() * step
 
     monkeypatch.setattr("evalkit.models.quantisation.rounded_activations", coarser)
-    loaded, said = load_folder(checkpoint, quantisation=model_spec("x", quantise="a8").quantisation), list[str]()
+    loaded, said = load_folder(checkpoint, quantise="a8"), list[str]()
     engine = Engine(loaded.model, 256, said.append)
     engine.check(with_choices((20, 33), vocabulary=400))
     assert not engine.shares
@@ -125,8 +131,8 @@ def test_rounding_that_is_coarser_in_a_batch_is_not_shared(checkpoint: Path, mon
 def test_only_models_of_whole_linear_layers_are_rounded(checkpoint: Path) -> None:
     options = {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 64}
     with pytest.raises(CheckpointError, match="c_attn"):
-        linear_layers("gpt2", AutoModelForCausalLM.from_config(GPT2Config(**options)))
-    refused(checkpoint, "groups of 48", quantisation=model_spec(checkpoint, quantise="w4g48").quantisation)
+        Rounding("gpt2", AutoModelForCausalLM.from_config(GPT2Config(**options)), "w8")
+    refused(checkpoint, "groups of 48", quantise="w4g48")
     for wrong in ("w1", "4", "w4a4", "a8w4", "w4g0"):
         with pytest.raises(UsageError, match="quantise"):
             model_spec(checkpoint, quantise=wrong)

@@ -15,6 +15,8 @@ from evalkit.reporting.figures import Size
 MASS, RANK, BOS_TOKENS = "mass", "rank", "bos_tokens"
 CATEGORIES = ("bos", "special", "punctuation", "content", "function", "other")
 """Names of the categories of tokens, by number; "special" are special tokens but BOS, and the prompt's markers."""
+SPARSE_SHARE = 0.01
+"""A weight is near zero below this share of the largest one of its row."""
 SINK_SHARE = 0.3
 """A head's first token is a sink above this share (Attention-Sink, arXiv 2410.10781)."""
 RANKED_LAYERS = 4
@@ -83,6 +85,8 @@ _INFOS = [
                 _SHARE),
     MeasureInfo("distance", "distance", "Mean distance", "mean distance of |weights|, of tokens after the first, in "
                 "tokens", unit="tokens"),
+    MeasureInfo("sparsity", "sparsity", "Weights near zero", f"share of |weights| below {SPARSE_SHARE} of their row's "
+                "largest, of tokens after the first", _SHARE),
     MeasureInfo("similarity", "similarity", "Similarity of heads", "mean cosine between a head's map and the layer's "
                 "others", unit="cosine"),
     MeasureInfo("rank", RANK, "Effective rank",

@@ -19,6 +19,7 @@ itself, and is left out of means over rows, but of those over all tokens.
 - sink: `sink`, `sink_abs`: mean over the first 64 rows of the first token's weight, and of its normalised weight;
   `sink_rate`, `sink_abs_rate`: whether that is above 0.3.
 - distance: `distance`: mean over rows i ≥ 1 of Σ_j (i − j) under the normalised weights, in tokens.
+- sparsity: `sparsity`: mean over rows i ≥ 1 of the share of keys j ≤ i with |A[i, j]| < 0.01 max_j |A[i, j]|, or 0.
 - bos_tokens: `bos_token`: the first token's weight in each of the rows 1 to 512, by position alone.
 - all_tokens: `bos_all`, `bos_negative_all`: as `bos` and `bos_negative`, over all rows, as in the paper.
 - similarity: `similarity`: mean over the layer's other heads of the cosine of the two flattened maps.
@@ -60,6 +61,7 @@ from evalkit.benchmarks.attention.groups import (
     RANK,
     RANKED_LAYERS,
     SINK_SHARE,
+    SPARSE_SHARE,
     AttentionRow,
     chosen_layers,
 )
@@ -118,8 +120,9 @@ class _MapSums:
     def __init__(self, blocks: MapBlocks, reading: Reading, groups: Collection[str]) -> None:
         self._reading, self._groups = reading, frozenset(groups)
         heads, self._tokens = blocks.heads, blocks.tokens
-        # [heads, tokens] A[i, 0]; Σ_j |A[i, j]|; Σ_j |A[i, j]| (i − j); entropy of the normalised weights
-        self._first, self._magnitude, self._distance, self._entropy = np.zeros((4, heads, self._tokens))
+        # [heads, tokens] A[i, 0]; Σ_j |A[i, j]|; Σ_j |A[i, j]| (i − j); entropy of the normalised weights; their number
+        # that is not near zero
+        self._first, self._magnitude, self._distance, self._entropy, self._dense = np.zeros((5, heads, self._tokens))
         # [heads, last + 1] the row of `Reading.last`
         self._last = np.zeros((heads, reading.last + 1))
         # [2, heads, categories] sums over readers of the keys of a category: of weights, of normalised ones
@@ -156,6 +159,10 @@ class _MapSums:
             keys = torch.arange(start, start - block.shape[2], -1, device=total.device, dtype=total.dtype)
             rows = torch.arange(block.shape[1], device=total.device, dtype=total.dtype)
             self._distance[:, start:stop] = (magnitude @ keys + total * rows).cpu().numpy()
+        if "sparsity" in groups:
+            # Keys after the query have the weight 0 and are not counted
+            is_dense = (magnitude >= SPARSE_SHARE * magnitude.amax(-1, keepdim=True)) & (magnitude > 0)
+            self._dense[:, start:stop] = is_dense.sum(-1).cpu().numpy()
         if read is not None:
             self._keys = self._keys.to(read)
             masses, magnitudes = ((rows @ self._keys[: rows.shape[2]]).cpu().double() for rows in (read, read.abs()))
@@ -189,6 +196,8 @@ class _MapSums:
             measured |= {"sink": first[:, :SINK_TOKENS].mean(1), "sink_abs": shares[:, :SINK_TOKENS].mean(1)}
         if tokens > 1 and "distance" in self._groups:
             measured["distance"] = _divided(self._distance, self._magnitude)[:, 1:].mean(1)
+        if tokens > 1 and "sparsity" in self._groups:
+            measured["sparsity"] = 1 - (self._dense / np.arange(1, tokens + 1))[:, 1:].mean(1)
         if (heads := len(first)) > 1 and "similarity" in self._groups:
             products = self._products.numpy()
             norms = np.sqrt(products.diagonal())

@@ -30,7 +30,6 @@ from evalkit.models.loading.locate import DTYPES, Checkpoint, resolve_dtype, sil
 from evalkit.models.zoo.shapes import shape_facts
 
 if TYPE_CHECKING:
-    from evalkit.models.loading.spec import Quantisation
     from evalkit.models.memory import Placement
 
 _FACTS = ("architecture", "parameters", "dtype", "device", "window", "bos_id", "eos_id", "attention")
@@ -115,7 +114,7 @@ def load(
     dtype: str = "auto",
     attention: str = "auto",
     extension: Extension | None = None,
-    quantisation: Quantisation | None = None,
+    quantise: str | None = None,
     say: Say = silent,
 ) -> LoadedModel:
     """Load model and tokenizer of a checkpoint from `locate`; `device`, `dtype` and `attention` may be "auto".
@@ -133,7 +132,7 @@ def load(
     from evalkit.models.loading.tokenizer import load_tokenizer
     from evalkit.models.memory import keep_few_kernels, place_model
     from evalkit.models.parts import resolve_device
-    from evalkit.models.quantisation import linear_layers, round_activations, round_weights
+    from evalkit.models.quantisation import Rounding
 
     keep_few_kernels()
     given, computed_in, main_device = checkpoint.given, resolve_dtype(checkpoint, dtype), resolve_device(device)
@@ -166,9 +165,7 @@ def load(
         check_report(given, model, report, codes, say)
         check_numbers(given, config, model)
         model.eval().requires_grad_(False)
-        layers = [] if quantisation is None else linear_layers(given, model)
-        if quantisation is not None and quantisation.bits is not None:
-            round_weights(given, layers, quantisation.bits, quantisation.group)
+        rounding = None if quantise is None else Rounding(given, model, quantise)
         placement = place_model(given, model, main_device, spread_over_gpus, say)
         if stretched is not None:
             finish(given, model, stretched)
@@ -178,8 +175,8 @@ def load(
             trust_remote_code=checkpoint.trust_remote_code,
             say=say,
         )
-        if quantisation is not None and quantisation.activations:
-            round_activations(model, layers, tokenizer, by_tensor=quantisation.activations == "a8t")
+        if rounding is not None:
+            rounding.round_activations(tokenizer)
     # Not the temporary folders that they were read from
     model.name_or_path = model.config.name_or_path = str(checkpoint.folder)
     tokenizer.name_or_path = str(checkpoint.tokenizer or checkpoint.folder)
@@ -196,8 +193,8 @@ def load(
         fingerprint=fingerprint,
         generation=generation if checkpoint.gguf is None else None,
         placement=placement,
-        stock=quantisation is None,
-        files=fingerprint.combined if determined and quantisation is None else None,
+        stock=quantise is None,
+        files=fingerprint.combined if determined and quantise is None else None,
     )
 
 

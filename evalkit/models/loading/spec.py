@@ -10,7 +10,7 @@ import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from evalkit.display import Say, doing, imports
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
@@ -29,18 +29,8 @@ if TYPE_CHECKING:
 _DEVICE = re.compile(r"auto|(cpu|mps)(:0)?|cuda(:\d{1,3})?")
 UNSTRETCHED: Literal["none"] = "none"
 """Value of `--context` that disables context extension."""
-_QUANTISATION = re.compile(r"(?:w([2-8])(?:g([1-9]\d{0,5}))?)?(a8t?)?")
-
-
-class Quantisation(NamedTuple):
-    """Rounding of linear layers; see `models/quantisation.py`."""
-
-    bits: int | None
-    """Of a weight; None: weights are not rounded."""
-    group: int | None
-    """Neighbouring weights of a row with one scale; None: the row."""
-    activations: str
-    """Empty: not rounded; a8, with a scale for each token; or a8t, with one for all tokens of a layer."""
+QUANTISATION = re.compile(r"(?!$)(?:w([2-8])(?:g([1-9]\d{0,5}))?)?(a8t?)?")
+"""Setting of `--quantise`: bits of a weight, weights with one scale, and activations; see `models/quantisation.py`."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +51,9 @@ class ModelSpec:
     attention: Literal["auto", "sdpa", "eager"] = setting("auto", "auto, sdpa or eager.", metavar="TEXT")
     quantise: str | None = setting(
         None,
-        "Simulated rounding of linear layers: weights to 8, 4 or 3 bits (w8; w4g64 in groups of 64), activations to 8 "
-        "bits (a8 by token, a8t by tensor), or both (w8a8).",
+        "Simulated rounding of linear layers: weights to 8, 4 or 3 bits (w8, in groups w4g64), activations to 8 bits "
+        "(a8 by token, a8t by tensor), or both (w8a8).",
         "none",
-        metavar="w4g64|w8a8|…",
     )
     context: int | Literal["none"] | None = setting(
         None,
@@ -93,18 +82,6 @@ class ModelSpec:
         settings = context_settings(self.context, self.context_method, self.context_original, self.context_config)
         return extension_of(checkpoint, settings, say)
 
-    @property
-    def quantisation(self) -> Quantisation | None:
-        if self.quantise is None:
-            return None
-        if not self.quantise or not (parts := _QUANTISATION.fullmatch(self.quantise)):
-            raise UsageError(
-                f"--quantise {self.quantise}: expected weights (w8, w4, w3, in groups w4g64), activations (a8 by "
-                "token, a8t by tensor), or both (w8a8)"
-            )
-        bits, group, activations = parts.groups()
-        return Quantisation(int(bits) if bits else None, int(group) if group else None, activations or "")
-
     def load(self, checkpoint: Checkpoint, say: Say) -> LoadedModel:
         with doing(f"loading {self.named}", slow=imports("torch")):
             from evalkit.models.loading.load import load
@@ -116,7 +93,7 @@ class ModelSpec:
                 dtype=self.dtype,
                 attention=self.attention,
                 extension=self.extension(checkpoint),
-                quantisation=self.quantisation,
+                quantise=self.quantise,
                 say=say,
             )
 
@@ -130,7 +107,9 @@ def model_spec(model: str | Path, **options: Any) -> ModelSpec:
         raise UsageError(f"--device {spec.device}: not a device; expected auto, cpu, cuda, cuda:N or mps")
     if spec.device_map == "auto" and spec.device != "auto":
         raise UsageError(f"--device {spec.device} and --device-map auto both choose the device; leave one of them out")
-    _ = spec.quantisation  # raises for another form
+    if spec.quantise is not None and not QUANTISATION.fullmatch(spec.quantise):
+        forms = "weights (w8, w4, w3, in groups w4g64), activations (a8 by token, a8t by tensor), or both (w8a8)"
+        raise UsageError(f"--quantise {spec.quantise}: expected {forms}")
     return spec
 
 

@@ -52,6 +52,9 @@ def of_head(seen: Any, categories: Any, readers: Any, last: int, bos: bool) -> d
     if tokens > 1:
         measured["entropy_by_position"] = by_position([entropy(row) for row in normalised])
         measured["distance"] = mean(sum(a * (i - j) for j, a in enumerate(normalised[i])) for i in rows)
+        measured["sparsity"] = mean(
+            mean(float(abs(a) < 0.01 * max(map(abs, row)) or a == 0) for a in row) for row in weights[1:]
+        )
     if tokens >= 64:
         measured["sink"] = sum(weights[i][0] for i in range(64)) / 64
         measured["sink_abs"] = sum(normalised[i][0] for i in range(64)) / 64

@@ -30,7 +30,7 @@ from tests.benchmarks.attention.made import made_run
 from tests.models.variants.building import VARIANTS, model_of
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
-WITHOUT_TAGGER = "bos,bos_tokens,entropy,negative,sink,distance,similarity,rank,all_tokens"
+WITHOUT_TAGGER = "bos,bos_tokens,entropy,negative,sink,distance,sparsity,similarity,rank,all_tokens"
 
 
 def checkpoint_of(variant: str, folder: Path) -> Path:

@@ -1,0 +1,67 @@
+"""`evalkit cost`: rates, memory and outliers of checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from evalkit.cli.parameters import argument, command, option
+from evalkit.cli.running import PLOT, Printer, checkpoints_of
+from evalkit.display import Progress
+from evalkit.errors import UsageError
+from evalkit.inputs.reading import read_given_text
+from evalkit.inputs.values import whole
+
+
+@command(
+    kind="perplexity",
+    order="batches lengths new rounds ORIGIN text device dtype attention CONTEXT TRUST printer plot",
+    without=("output", "name", "token_budget", "sample", "seed", "limit", "key", "stride", "device_map", "quantise"),
+)
+def cost(
+    *,
+    checkpoints: tuple[str, ...] = argument(metavar="CKPT..."),
+    batches: tuple[int, ...] = option((1,), "Sequences at a time, separated by commas."),
+    lengths: tuple[int, ...] = option((128, 512), "Tokens of each sequence, separated by commas."),
+    new: int = option(16, "Tokens that are written after the first.", shows_least=True),
+    rounds: int = option(7, "Times that each checkpoint is timed, in turn with the others.", least=2, shows_least=True),
+    text: Path | None = option(None, "Text for outliers and attention: its first 512 tokens.", "a short English one"),
+    printer: Printer,
+    plot: Path | None = PLOT,
+    **options: Any,
+) -> None:
+    """Measure what models cost: rates of reading and writing, memory, and outliers in their states by layer.
+
+    Checkpoints take turns, so that the ratios to the first one have the noise of the machine in their intervals. Beside
+    each rate stands the time of its arithmetic at the machine's own rates, measured in the same rounds. All checkpoints
+    are in memory, and read random tokens as transformers runs them.
+
+    \b
+    evalkit cost demo
+    evalkit cost CKPT_A CKPT_B --lengths 512,2048,8192 --batches 1,8 --device cuda --plot cost.pdf
+    evalkit cost CKPT_A CKPT_B --format latex
+    """
+    import pandas as pd
+
+    from evalkit.models.loading.spec import model_spec
+    from evalkit.models.quantisation import calibration_ids
+    from evalkit.studies import cost as costs
+
+    content = None if text is None else read_given_text(text)[1]
+    sizes, several = [whole("--lengths", tokens, 1) for tokens in lengths], [whole("--batches", n, 1) for n in batches]
+    models, layers = dict[str, Any](), list[Any]()
+    with Progress() as progress:
+        for name in checkpoints_of(checkpoints, None):
+            spec = model_spec(name, **options)
+            models[name] = loaded = spec.load(spec.locate(progress.say), progress.say)
+            if max(sizes) + new > loaded.window:
+                raise UsageError(
+                    f"--lengths {max(sizes)}: too long with {new} new tokens; {name} has {loaded.window:,}"
+                )
+            ids = calibration_ids(loaded.model, loaded.tokenizer, content)[:, : loaded.window]
+            layers.append(costs.outliers(loaded, ids, progress.say).assign(checkpoint=name))
+        timings = costs.rates(models, several, sizes, new, rounds, progress.say)
+    report = costs.cost_report(timings, pd.concat(layers))
+    printer(report)
+    if plot is not None:
+        costs.draw_cost(report, plot)

@@ -1,0 +1,145 @@
+"""What models cost: measures of states equal loops, floors and bytes those of the config, ratios a t interval's."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import evalkit.models.auto  # noqa: F401
+from evalkit.compatibility.torch import HeldBytes
+from evalkit.models.quantisation import calibration_ids
+from evalkit.models.zoo.shapes import cache_bytes_per_token, flops_per_token, read_shape
+from evalkit.studies.cost import floors, generate, outliers, rates, summarised, times_as_fast
+from tests.benchmarks.attention import plainly
+from tests.cli.conftest import Command, complains
+from tests.models.loading import load_folder, rewrite
+from tests.models.small import ATTENTIONS, small
+from tests.tiny import tiny_checkpoint
+
+
+def literal_measures(states: torch.Tensor) -> tuple[float, float, float]:
+    """Kurtosis, largest absolute value, and share of channels beyond 6 deviations of [tokens, channels]."""
+    rows = states.tolist()
+    values = [value for row in rows for value in row]
+    mean = math.fsum(values) / len(values)
+    variance = math.fsum((value - mean) ** 2 for value in values) / len(values)
+    fourth = math.fsum((value - mean) ** 4 for value in values) / len(values)
+    outlying = {channel for row in rows for channel, value in enumerate(row) if abs(value - mean) > 6 * variance**0.5}
+    return fourth / variance**2, max(map(abs, values)), len(outlying) / len(rows[0])
+
+
+def test_measures_of_states_and_attention_equal_loops(tmp_path: Path) -> None:
+    loaded = load_folder(tiny_checkpoint(tmp_path / "tiny", layers=3), attention="eager")
+    ids = calibration_ids(loaded.model, loaded.tokenizer)[:, :70]
+    table, inputs = outliers(loaded, ids, print), list[torch.Tensor]()
+    # transformers' last hidden state comes after the norm
+    loaded.model.model.norm.register_forward_pre_hook(lambda _, states: inputs.append(states[0]))
+    output = loaded.model(ids, output_hidden_states=True, output_attentions=True)
+    states = [*output.hidden_states[1:-1], *inputs]
+    for layer, (of_layer, maps) in enumerate(zip(states, output.attentions, strict=True)):
+        row = table.iloc[layer]
+        assert (row["kurtosis"], row["largest"], row["channels"]) == pytest.approx(literal_measures(of_layer[0]), 1e-10)
+        heads = [plainly.of_head(seen, None, (), 69, True) for seen in maps[0].double().numpy()]
+        for name in ("sink_abs_rate", "sparsity"):
+            assert row[name] == pytest.approx(np.mean([head[name] for head in heads]), abs=1e-6)
+    assert table["layer"].tolist() == [0, 1, 2]
+
+
+def test_planted_outliers_are_found(tmp_path: Path) -> None:
+    """One channel of layer 1's output is 500 times as large, and stays in the residual stream."""
+    folder = tiny_checkpoint(tmp_path / "tiny", layers=4)
+    before = load_folder(folder)
+    ids = calibration_ids(before.model, before.tokenizer)[:, :40]
+    plain = outliers(before, ids, print)
+    rewrite(folder, lambda stored: stored["model.layers.1.mlp.down_proj.weight"][5].mul_(500))
+    planted = outliers(load_folder(folder), ids, print)
+    assert planted["channels"].tolist() == [0, 1 / 64, 1 / 64, 1 / 64]
+    assert plain["channels"].tolist() == [0, 0, 0, 0]
+    assert (planted["kurtosis"][1:] > 10 * plain["kurtosis"][1:]).all()
+    assert (planted["largest"][1:] > 10 * plain["largest"][1:]).all()
+    pd.testing.assert_series_equal(plain.iloc[0], planted.iloc[0])
+    assert planted["sink_abs_rate"].isna().all()  # of fewer than 64 tokens
+
+
+@pytest.mark.parametrize("variant", ATTENTIONS)
+def test_floors_and_bytes_are_those_of_the_config(variant: str, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**small(tmp_path, variant).config)).eval()
+    shape, batch, tokens, new = read_shape(model.config.to_dict()), 2, 24, 4
+    ids = torch.arange(batch * tokens).reshape(batch, tokens)
+    with HeldBytes() as held:
+        *_, cache = generate(model, ids, new)
+    assert cache == batch * tokens * cache_bytes_per_token(shape, "float32")
+    head = 2 * shape.vocabulary * shape.hidden * (tokens - 1)  # of all tokens but the last one
+    prefill, _ = floors(model, batch, tokens, new, cache, (1.0, math.inf))
+    assert prefill == batch * (tokens * flops_per_token(shape, tokens) - head)
+    _, decode = floors(model, batch, tokens, new, cache, (math.inf, 4.0))
+    attention = shape.attention
+    matrices = (flops_per_token(shape, 0) - 2 * attention.layers * attention.heads * attention.head_size) / 2
+    assert decode == pytest.approx(matrices + cache / 4 * (tokens + 2.5) / tokens, 1e-12)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        generate(model, ids, new)
+    events = [(event.start_ns(), event.nbytes()) for event in profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
+              if event.name() == "[memory]"]  # fmt: skip
+    assert held.peak == pytest.approx(np.cumsum([size for _, size in sorted(events)]).max(), rel=0.01)
+    assert held.peak > cache
+
+
+def test_ratios_are_of_rounds_with_a_t_interval() -> None:
+    dice = np.random.default_rng(0)
+    noise, ratio = dice.lognormal(0, 0.5, 9), dice.lognormal(math.log(2), 0.03, 9)
+    found = times_as_fast(noise, ratio * noise)  # the machine's noise is common to a round
+    expected = stats.ttest_1samp(np.log(ratio), 0).confidence_interval(0.95)
+    assert found["low"] == pytest.approx(math.exp(expected.low))
+    assert found["high"] == pytest.approx(math.exp(expected.high))
+    assert found["ratio"] == pytest.approx(stats.gmean(ratio))
+
+
+@pytest.fixture
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's rates are measured in milliseconds."""
+    monkeypatch.setattr("evalkit.studies.dry_run._LONGEST", 0.001)
+
+
+@pytest.mark.usefixtures("_short")
+def test_models_take_turns_and_are_compared_by_round(tmp_path: Path) -> None:
+    models = {name: load_folder(tiny_checkpoint(tmp_path / name, layers=layers)) for name, layers in
+              (("a", 1), ("b", 2))}  # fmt: skip
+    timings = rates(models, [2], [16], 2, 2, lambda _: None)
+    order = timings[timings["step"] == "decode"].groupby(["batch", "round"])["checkpoint"].agg("".join)
+    assert order.tolist() == ["ab", "ba"]
+    records = summarised(timings)
+    shown = [(record["step"], record["checkpoint"]) for record in records]
+    assert shown == [("prefill", "a"), ("prefill", "b"), ("decode", "a"), ("decode", "b")]
+    for record in records:
+        keys = ["step", "batch", "checkpoint"]
+        own = timings[(timings[keys] == [record[key] for key in keys]).all(axis=1)]
+        assert record["seconds"] == pytest.approx(own["seconds"].mean())  # the median of two
+        tokens = 16 if record["step"] == "prefill" else 1
+        assert record["rate"] == pytest.approx(np.mean(record["batch"] * tokens / own["seconds"]))
+        assert ("ratio" in record) == (record["checkpoint"] == "b")
+
+
+@pytest.mark.usefixtures("_short")
+def test_the_command(evalkit: Command, tmp_path: Path) -> None:
+    for seed, name in enumerate(("first", "second")):
+        tiny_checkpoint(tmp_path / name, seed=seed, layers=1)
+    given = ("cost", "first", "second", "--lengths", 8, "--rounds", 2, "--new", 1)
+    done = evalkit(*given, "--format", "json", "--plot", "cost.svg")
+    content = json.loads(done.out)
+    assert (done.code, len(content["rates"]), len(content["layers"])) == (0, 4, 2)
+    assert len(content["rounds"]) == 2 * 4
+    drawn = (tmp_path / "cost.svg").read_text(encoding="utf-8")
+    for text in ("first", "second", "Prefill, batch 1", "Decode, batch 1", "kurtosis"):
+        assert text in drawn
+    complains(evalkit("cost", "first", "--lengths", "250"), 2, "--lengths 250", "first has 256")
+    complains(evalkit("cost", "first", "--batches", "none"), 2, "--batches", "whole number")
+    complains(evalkit("cost", "first", "--quantise", "w8"), 2, "--quantise")
