@@ -102,9 +102,9 @@ class HeldBytes(TorchDispatchMode):
             {tensor.data_ptr(): tensor for tensor in map(_storage, tree_leaves(values)) if tensor is not None}
             for values in ((args, kwargs), result)
         )
-        for place in made.keys() - given.keys() - self._sizes.keys():
-            self._sizes[place] = made[place].nbytes()
-            weakref.finalize(made[place], self._sizes.pop, place)
+        for address in made.keys() - given.keys() - self._sizes.keys():
+            self._sizes[address] = made[address].nbytes()
+            weakref.finalize(made[address], self._sizes.pop, address)
         self.peak = max(self.peak, sum(self._sizes.values()))
         return result
 

@@ -53,7 +53,7 @@ _LAYERS: _Columns = {
 
 @torch.inference_mode()
 def generate(model: Any, ids: torch.Tensor, new: int) -> tuple[float, float, int]:
-    """Read [batch, tokens] and write a first new token, then `new` further ones, each the likeliest.
+    """Read [batch, tokens] and write a first new token, then `new` further ones, each the argmax.
 
     Returns the seconds to the first one and for each further one, and the bytes of the cache between.
     """
@@ -212,7 +212,8 @@ def _table(name: str, records: Sequence[Mapping[Any, Any]], labels: list[str], n
         + [fixed(numbers[key][1] * record.get(key, math.nan), numbers[key][2]) for key in shown]
         for record in records
     ]
-    ruled = [number for number, record in enumerate(records) if record[labels[-1]] == records[0][labels[-1]]]
+    last = [record[labels[-1]] for record in records]
+    ruled = [number for number, value in enumerate(last) if value == last[0] and len({*last}) > 1]
     return simple_table(name, [*labels, *(numbers[key][0] for key in shown)], body, ruled=ruled)
 
 
