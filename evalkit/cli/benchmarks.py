@@ -133,7 +133,7 @@ def decide(
 ) -> int:  # fmt: skip
     """Score growing samples of two checkpoints until one is shown to be better, or both to be equivalent.
 
-    Samples grow by √2 from some 100 documents of each task, and each look scores only what is new. The intervals
+    Samples grow by √2 from some 200 documents of each task, and each look scores only what is new. The intervals
     hold at all looks together, so it ends at the first verdict. The same command again resumes.
 
     \b

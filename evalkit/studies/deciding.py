@@ -42,8 +42,8 @@ from evalkit.stats.estimates import t_quantile
 from evalkit.stats.power import ALPHA
 from evalkit.stats.sequential import planned_levels
 
-LEAST = 100
-"""Least documents of each task at the first look."""
+LEAST = 200
+"""Least documents of each task at the first look: on fewer, likelihoods miss their level (`Measure.least_documents`)."""
 GROWTH = math.sqrt(2)
 """Ratio of the documents of each task at two successive looks."""
 

