@@ -16,6 +16,7 @@ from evalkit.errors import UsageError
 from evalkit.runs.folder import JOURNAL, Run
 from evalkit.studies import deciding
 from evalkit.studies.deciding import Decision, decide, decision_report, samples
+from tests.marks import fast
 from tests.studies.made import Told
 from tests.tiny import tiny_checkpoint
 
@@ -65,8 +66,12 @@ def decision(folder: Path, output: Path, told: Told | None = None, margin: float
 # A sample continues from another
 
 
-@pytest.mark.parametrize(("first", "then"), [({"sample": 40}, {"sample": 90}), ({"sample": 90}, {"sample": 40}),
-                                             ({"limit": 50}, {"sample": 90}), ({"sample": 90}, {})])  # fmt: skip
+SELECTIONS = [({"sample": 40}, {"sample": 90}), ({"sample": 90}, {"sample": 40}), ({"limit": 50}, {"sample": 90}),
+              ({"sample": 90}, {})]  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "then"), [pytest.param(*each, marks=[pytest.mark.slow] * (number > 1))
+                                             for number, each in enumerate(SELECTIONS)])  # fmt: skip
 def test_only_new_documents_are_scored(folder: Path, tmp_path: Path, first: Any, then: Any) -> None:
     one, told = run(folder, tmp_path, **first), Told()
     both = run(folder, tmp_path, told, **then)
@@ -78,7 +83,8 @@ def test_only_new_documents_are_scored(folder: Path, tmp_path: Path, first: Any,
     assert (counts == 2).all() and json.loads((both.folder / "manifest.json").read_text())["loaded"]
 
 
-@pytest.mark.parametrize("other", [{"dtype": "bfloat16"}, {"template": "inst"}, {"num_fewshot": None, "context": 512}])
+@pytest.mark.parametrize("other", fast([{"dtype": "bfloat16"}], [{"dtype": "bfloat16"}, {"template": "inst"},
+                                                                 {"num_fewshot": None, "context": 512}]))  # fmt: skip
 def test_scores_of_other_settings_are_not_taken(folder: Path, tmp_path: Path, other: dict[str, Any]) -> None:
     run(folder, tmp_path, **{"sample": 40} | other)
     told = Told()
@@ -117,6 +123,7 @@ def test_a_decision_ends_at_the_first_verdict(folder: Path, tmp_path: Path) -> N
     assert f"{decided.looks[0].documents} of {DOCUMENTS}" in decision_report(decided).verdict[0]
 
 
+@pytest.mark.slow
 def test_an_interrupted_decision_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, run_plan, calls = decision(folder, tmp_path / "whole", margin=0.5), deciding.run_plan, list[int]()
 
