@@ -71,8 +71,11 @@ def borrowed(task: PairedTask, first: Comparable, earlier: Sequence[Comparable],
     sampled, every = [], []
     for run, table, key in zip(earlier, tables, keys, strict=True):
         places, order = key.get_indexer(asked), key.get_indexer(keys[0])
-        if len(key) != len(keys[0]) or (places < 0).any() or (order < 0).any():
+        if (places < 0).any():
             raise UsageError(f"--given {run.run.folder.name}: it lacks documents of {name}; give runs of all documents")
+        if len(key) != len(keys[0]) or (order < 0).any():
+            runs = f"{earlier[0].run.folder.name} and {run.run.folder.name}"
+            raise UsageError(f"--given: {runs} have different documents of {name}; give runs of the same documents")
         scores = run.by_rule(rule)[np.asarray(table.index)]
         if scores.ndim > 1:
             raise UsageError(f"--given is for scores of documents, and {rule} has one for each layer")

@@ -118,6 +118,21 @@ def test_a_few_replications() -> None:
 
 
 @pytest.mark.simulation
+@pytest.mark.parametrize(("accuracy", "n"), [(0.9, 50), (0.97, 50), (0.99, 100), (0.99, 200)])
+def test_borrowing_near_the_ceiling(accuracy: float, n: int) -> None:
+    """Of one task: where B is all right on the sample, its difference from A is explained without a residual."""
+    dice, errors = np.random.default_rng(n), 0
+    for _ in range(TIMES):
+        a, b = dice.random((2, 2000)) < accuracy
+        paired = PairedTask("t", None, None, (np.arange(n),) * 2, 0, True)
+        given = Borrowed(a[None, :n].astype(float), a[None].astype(float), None, None)
+        line = ScoredLine(paired, a[None, :n].astype(float), b[None, :n].astype(float), RIGHT, given=given)
+        average = average_difference("Average", [line])
+        errors += not average.low <= 0 <= average.high
+    assert errors / TIMES <= most(0.05, TIMES)
+
+
+@pytest.mark.simulation
 @pytest.mark.parametrize("n", [50, 100, 200, 500])
 @pytest.mark.parametrize("outcome", ["acc", "bits_per_byte"])
 def test_borrowing_holds_its_level(outcome: str, n: int) -> None:
