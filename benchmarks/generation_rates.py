@@ -3,12 +3,9 @@
     python benchmarks/generation_rates.py --tokens 7500 --rows 1,8
     python benchmarks/generation_rates.py --model CKPT --device cuda --dtype bfloat16
 
-Random tokens, without end tokens, so that every row runs to its length. The necessary arithmetic is that of the layers'
-matrices (2 × their parameters a token), of causal attention (4 × hidden size × layers for each pair of a query and an
-earlier key) and of the head for one position. "Of rate" is that arithmetic over the time, as a share of the rate at
-which the model's own matrices multiply a batch of 2,048 tokens. A step of decoding reads the weights and every row's
-keys and values, and its limit is the longer of that at the memory's bandwidth and its arithmetic at the matrix rate.
-Prints Markdown.
+Random tokens, without end tokens, so that every row runs to its length. The necessary arithmetic, and the limit of a
+step of decoding, are those of `evalkit cost` (`evalkit.studies.cost.floors`). "Of rate" is that arithmetic over the
+time, as a share of the rate at which the model's own matrices multiply a batch of 2,048 tokens. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -17,12 +14,13 @@ import argparse
 from typing import Any
 
 import numpy as np
-from versus_lm_eval import bandwidth, matrices, matrix_rate, note
+from versus_lm_eval import bandwidth, matrix_rate, note
 
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt, Stops
 from evalkit.models.loading.load import load
 from evalkit.models.loading.locate import locate
+from evalkit.studies.cost import floors
 
 
 def main() -> None:
@@ -40,9 +38,7 @@ def main() -> None:
     generator = Generator(model, tokenizer=loaded.tokenizer)
     rate, speed = matrix_rate(model, 2048), bandwidth(model.device)
     print(f"{loaded.name}, {options.dtype}: {rate / 1e9:,.0f} GFLOP/s, {speed / 1e9:,.0f} GB/s\n")
-    head = (
-        "rows | prompt tokens | s per prompt | matrices, attention (TFLOP) | of rate | ms per step | limit, ms | share"
-    )
+    head = "rows | prompt tokens | s per prompt | arithmetic (TFLOP) | of rate | ms per step | limit, ms | share"
     print(f"| {head} |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for rows in map(int, options.rows.split(",")):
@@ -62,18 +58,10 @@ def measure(generator: Generator, model: Any, rows: int, tokens: int, new: int, 
     assert all(len(one.tokens) == new for one in found)
     prefill = sum(one.prompt_seconds for one in found) / rows
     step = sum(one.seconds - one.prompt_seconds for one in found) / (new - 1)
-    layers, head = matrices(model)
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
-    pair = 4.0 * width * config.num_hidden_layers  # of one query and one key
-    product = 2.0 * layers * tokens + 2.0 * head
-    attention = pair * tokens * (tokens + 1) / 2
-    size = model.get_output_embeddings().weight.element_size()
-    read = (layers + head) * size + rows * (tokens + new / 2) * generator.token_bytes
-    arithmetic = rows * (2.0 * (layers + head) + pair * tokens)
-    limit = max(read / speed, arithmetic / rate)
-    sizes = f"{product / 1e12:.2f}, {attention / 1e12:.2f}", f"{(product + attention) / prefill / rate:.0%}"
+    cache = rows * tokens * generator.token_bytes
+    prompts_least, limit = floors(model, rows, tokens, new, cache, (rate, speed))
+    least = prompts_least / rows
+    sizes = f"{least * rate / 1e12:.2f}", f"{least / prefill:.0%}"
     steps = f"{1e3 * step:.1f}", f"{1e3 * limit:.1f}", f"{limit / step:.0%}"
     cells = (rows, f"{tokens:,}", f"{prefill:.2f}", *sizes, *steps)
     print(f"| {' | '.join(map(str, cells))} |", flush=True)

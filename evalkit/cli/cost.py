@@ -48,19 +48,17 @@ def cost(
     from evalkit.studies import cost as costs
 
     content = None if text is None else read_given_text(text)[1]
-    sizes, several = [whole("--lengths", tokens, 1) for tokens in lengths], [whole("--batches", n, 1) for n in batches]
+    sizes, counts = [whole("--lengths", tokens, 1) for tokens in lengths], [whole("--batches", n, 1) for n in batches]
     models, layers = dict[str, Any](), list[Any]()
     with Progress() as progress:
         for name in checkpoints_of(checkpoints, None):
             spec = model_spec(name, **options)
             models[name] = loaded = spec.load(spec.locate(progress.say), progress.say)
             if max(sizes) + new > loaded.window:
-                raise UsageError(
-                    f"--lengths {max(sizes)}: too long with {new} new tokens; {name} has {loaded.window:,}"
-                )
+                raise UsageError(f"--lengths {max(sizes)} and --new {new}: {name} has a window of {loaded.window:,}")
             ids = calibration_ids(loaded.model, loaded.tokenizer, content)[:, : loaded.window]
             layers.append(costs.outliers(loaded, ids, progress.say).assign(checkpoint=name))
-        timings = costs.rates(models, several, sizes, new, rounds, progress.say)
+        timings = costs.rates(models, counts, sizes, new, rounds, progress.say)
     report = costs.cost_report(timings, pd.concat(layers))
     printer(report)
     if plot is not None:

@@ -98,10 +98,7 @@ class HeldBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        given, made = (
-            {tensor.data_ptr(): tensor for tensor in map(_storage, tree_leaves(values)) if tensor is not None}
-            for values in ((args, kwargs), result)
-        )
+        given, made = map(_storages, ((args, kwargs), result))
         for address in made.keys() - given.keys() - self._sizes.keys():
             self._sizes[address] = made[address].nbytes()
             weakref.finalize(made[address], self._sizes.pop, address)
@@ -109,5 +106,6 @@ class HeldBytes(TorchDispatchMode):
         return result
 
 
-def _storage(value: Any) -> torch.UntypedStorage | None:
-    return value.untyped_storage() if isinstance(value, torch.Tensor) else None
+def _storages(values: Any) -> dict[int, torch.UntypedStorage]:
+    storages = (value.untyped_storage() for value in tree_leaves(values) if isinstance(value, torch.Tensor))
+    return {storage.data_ptr(): storage for storage in storages}

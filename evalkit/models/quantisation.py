@@ -68,9 +68,7 @@ class Rounding:
         for weight in {id(layer.weight): layer.weight for layer in self.layers}.values() if bits else ():
             size = int(group or weight.shape[1])
             if weight.shape[1] % size:
-                raise CheckpointError(
-                    f"{given}: rows of {weight.shape[1]} weights have no groups of {size}; give another"
-                )
+                raise CheckpointError(f"{given}: rows of {weight.shape[1]} weights have no groups of {size}")
             weight.data = rounded(weight.data, int(bits), size)
 
     def round_activations(self, tokenizer: Any) -> None:
@@ -93,9 +91,7 @@ class Rounding:
             for hook in hooks:
                 hook.remove()
             if missed := len(self.layers) - len(largest):
-                raise CheckpointError(
-                    f"{self._given}: the text for a8t misses {missed} linear layers; round by token, a8"
-                )
+                raise CheckpointError(f"{self._given}: the text for a8t misses {missed} layers; give a8")
         for layer in self.layers:
             layer.register_forward_pre_hook(round_inputs)
         self._model.rounds_activations = True

@@ -177,6 +177,7 @@ def _key_of(model: Any) -> str:
         "class": f"{type(model).__module__}.{type(model).__qualname__}",
         "config": {key: value for key, value in model.config.to_dict().items() if key not in _VOLATILE},
         "attention": attention_of(model.config.get_text_config()),
+        "rounds": hasattr(model, "rounds_activations"),
         "dtype": str(model.dtype),
         "device": [model.device.type, hardware_of("+".join(map(str, computing_devices(model)))), layout],
         "versions": {name: version(name) for name in ("torch", "transformers")},

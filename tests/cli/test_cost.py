@@ -140,6 +140,6 @@ def test_the_command(evalkit: Command, tmp_path: Path) -> None:
     drawn = (tmp_path / "cost.svg").read_text(encoding="utf-8")
     for text in ("first", "second", "Prefill, batch 1", "Decode, batch 1", "kurtosis"):
         assert text in drawn
-    complains(evalkit("cost", "first", "--lengths", "250"), 2, "--lengths 250", "first has 256")
+    complains(evalkit("cost", "first", "--lengths", "250"), 2, "--lengths 250", "first has a window of 256")
     complains(evalkit("cost", "first", "--batches", "none"), 2, "--batches", "whole number")
     complains(evalkit("cost", "first", "--quantise", "w8"), 2, "--quantise")

@@ -193,7 +193,6 @@ def load(
         fingerprint=fingerprint,
         generation=generation if checkpoint.gguf is None else None,
         placement=placement,
-        stock=quantise is None,
         files=fingerprint.combined if determined and quantise is None else None,
     )
 
