@@ -168,7 +168,9 @@ def outliers(loaded: LoadedModel, ids: torch.Tensor, say: Say) -> pd.DataFrame:
         values = deviation.pow(4).mean() / variance.square(), states.abs().max(), channels
         rows.append(dict(zip(_LAYERS, map(float, values), strict=False)))
 
-    hooks = [layer.register_forward_hook(measure) for layer in layers_of(loaded.model)]
+    if not (layers := layers_of(loaded.model)):
+        raise CheckpointError(f"{loaded.name}: its layers are no list of modules, whose states could be measured")
+    hooks = [layer.register_forward_hook(measure) for layer in layers]
     try:
         with torch.inference_mode():
             base_of(loaded.model)(input_ids=ids, use_cache=False)
