@@ -1,0 +1,244 @@
+"""RULER's results: tables of answers → scores by task and length, means, the effective length; report and figures.
+
+In: a table of answers, one row for each task, length and sample; or results.json. A mean of a length is that of its
+tasks, each of which counts the same. The effective length is the longest with a mean of at least 85.6 %, which
+Llama-2-7B has at 4K (Hsieh et al. 2024, RULER, section 4); its interval is that of a bootstrap over the samples of each
+task. wAvg (inc) and (dec) weight the lengths by their rank, from the shortest and from the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import numpy as np
+
+from evalkit.benchmarks.generated import about_run
+from evalkit.benchmarks.outcomes import run_content
+from evalkit.benchmarks.ruler.data import TASKS
+from evalkit.benchmarks.ruler.retrieval import BITS, CHOICE, CHOICES, StoredScores, scores_of
+from evalkit.errors import UnknownNameError
+from evalkit.escape import part_name
+from evalkit.inputs.validated import Stored
+from evalkit.reporting.decimals import fixed
+from evalkit.reporting.figures import FigurePanel, RunFigure, draw_panels, legend_texts
+from evalkit.reporting.report import Report
+from evalkit.reporting.table import Table, simple_table
+from evalkit.runs.folder import Run, StoredAverage, StoredTask
+from evalkit.stats.estimates import Floats, error_of_average, resampled_means
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RULER = "ruler"
+ANSWERS = "answers.parquet"
+THRESHOLD = 0.856
+_SEED, _RESAMPLES = 40654, 2000
+_SCORES = {"score": "stderr", CHOICE: "choice_stderr", BITS: "bits_stderr"}
+"""Score → key of its standard error."""
+_TITLES = {
+    RULER: "RULER's score in %: the share of the right answers that the generated text has",
+    CHOICE: f"choice in %: the gold answer has the fewest bits per byte of {CHOICES}; chance {100 / CHOICES:g} %",
+    BITS: "bits per byte of the gold answer ↓",
+}
+
+
+class _RulerTask(StoredTask, StoredScores):
+    length: int
+
+
+class _Length(StoredAverage, StoredScores):
+    length: int
+
+
+class _Effective(Stored):
+    length: int
+    """0: below the shortest."""
+    low: int
+    high: int
+
+
+class RulerResults(Stored):
+    tasks: list[_RulerTask]
+    averages: list[StoredAverage]
+    lengths: list[_Length]
+    effective: _Effective
+
+
+def name_at(task: str, length: int) -> str:
+    return f"{task}@{short(length)}"
+
+
+def short(length: int) -> str:
+    """Return a length as it is named: 4k for 4,096 tokens."""
+    return f"{length // 1024}k" if length and not length % 1024 else str(length)
+
+
+def length_of(name: str) -> int:
+    text = name.rpartition("@")[2]
+    return 1024 * int(text[:-1]) if text.endswith("k") else int(text)
+
+
+def is_any(name: str) -> bool:
+    """Whether one of a task's references is enough."""
+    return name.startswith("qa_")
+
+
+def by_length(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return length → the tasks of that length, which are in their order."""
+    groups: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        key = name.rpartition("@")[2]
+        groups[key] = (*groups.get(key, ()), name)
+    return groups
+
+
+def results_of(table: pd.DataFrame, size: int) -> dict[str, Any]:
+    """Return the content of results.json; `size` is the number of requested tasks."""
+    tasks, resampled = [], dict[int, list[Floats]]()
+    for name, rows in table.groupby("task", sort=False):
+        length, task = int(rows["length"].iloc[0]), str(name)
+        tasks.append({"task": task, "length": length, **scores_of(rows)})
+        seed = [_SEED, crc32(task.encode())]
+        means = resampled_means(rows["score"].to_numpy(float), np.arange(len(rows)), _RESAMPLES, seed)
+        resampled.setdefault(length, []).append(means)
+    lengths = [_mean(short(length), [task for task in tasks if task["length"] == length], size) for length in resampled]
+    scores = {length["length"]: length["score"] for length in lengths}
+    drawn = {length: np.mean(of_tasks, axis=0) for length, of_tasks in resampled.items()}
+    draws = np.max([length * (means >= THRESHOLD) for length, means in drawn.items()], axis=0)
+    low, high = np.percentile(draws, (2.5, 97.5), method="nearest").tolist()
+    averages = [{"name": part["name"], "accuracy": part["score"], "stderr": part["stderr"]} for part in lengths]
+    if len(lengths) > 1:
+        every = _mean("Average", tasks, size * len(lengths))
+        averages.append({"name": every["name"], "accuracy": every["score"], "stderr": every["stderr"]})
+    effective = {"length": effective_length(scores), "low": int(low), "high": int(high)}
+    return {"tasks": tasks, "averages": averages, "lengths": lengths, "effective": effective}
+
+
+def _mean(name: str, tasks: Sequence[Mapping[str, Any]], size: int) -> dict[str, Any]:
+    mean: dict[str, Any] = {"name": part_name(name, len(tasks), size), "length": tasks[0]["length"]}
+    mean |= {"n": sum(task["n"] for task in tasks)}
+    for score, error in _SCORES.items():
+        mean[score] = sum(task[score] for task in tasks) / len(tasks)
+        mean[error] = error_of_average([task[error] for task in tasks])
+    mean["chance"] = sum(task["chance"] for task in tasks) / len(tasks)
+    return mean | {"accuracy": mean["score"]}
+
+
+def effective_length(scores: Mapping[int, float]) -> int:
+    """Return the longest length with a mean score of at least 85.6 %; 0 if there is none. Scores are fractions."""
+    return max((length for length, score in scores.items() if score >= THRESHOLD), default=0)
+
+
+def weighted(scores: Mapping[int, float], increasing: bool) -> float:
+    """Return the mean over lengths, weighted by their rank from the shortest (`increasing`) or from the longest."""
+    values = [scores[length] for length in sorted(scores, reverse=not increasing)]
+    return float(np.average(values, weights=range(1, len(values) + 1)))
+
+
+def ruler_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
+    """Return the tables of a run under a rule; of None, under all, and the summary of lengths."""
+    if rule not in (None, *_TITLES):
+        raise UnknownNameError(f"rule of run {run.folder}", str(rule), _TITLES)
+    parts = [
+        Report((_by_task(run, name),), verdict=(_TITLES[name],)) for name in _TITLES if rule in (None, RULER, name)
+    ]
+    parts += [lengths_report([run], [run.model])] if rule in (None, RULER) else []
+    notes = (*run.manifest.get("not_built", ()), f"{_samples(run)} samples a task and length", *about_run(run))
+    parts[-1] = parts[-1].with_notes(notes)
+    records = [dict(task) for task in run.stored["tasks"]]
+    return Report((), content=run_content(run), records=records, parts=tuple(parts))
+
+
+def _samples(run: Run) -> str:
+    counts = sorted({task["n"] for task in run.stored["tasks"]})
+    return "–".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+
+
+def _cell(scores: Mapping[str, Any] | None, rule: str) -> str:
+    if scores is None:
+        return "–"
+    if rule == BITS:
+        return fixed(scores[BITS], 3)
+    return fixed(100 * scores["score" if rule == RULER else rule], 1)
+
+
+def _by_task(run: Run, rule: str) -> Table:
+    """Return a table of a run: a line for each task, and of means with standard errors; a column for each length."""
+    scores = {task["task"]: task for task in run.stored["tasks"]}
+    lengths = [length["length"] for length in run.stored["lengths"]]
+    names = [name for name in TASKS if any(name_at(name, length) in scores for length in lengths)]
+    rows = [[name, *(_cell(scores.get(name_at(name, length)), rule) for length in lengths)] for name in names]
+    key = "score" if rule == RULER else rule
+    errors = [length[_SCORES[key]] for length in run.stored["lengths"]]
+    scale, places = (1, 3) if rule == BITS else (100, 1)
+    rows.append(["mean", *(_cell(length, rule) for length in run.stored["lengths"])])
+    rows.append(["± SE", *("–" if error is None else fixed(scale * error, places) for error in errors)])
+    return simple_table(rule, ["task", *map(short, lengths)], rows, ruled={len(names)})
+
+
+def lengths_report(runs: Sequence[Run], names: Sequence[str], rule: str | None = None) -> Report:
+    """Return a table with a line for each run: means at each length, weighted means, and the effective length.
+
+    `rule`: choice or bits_per_byte, which have no effective length; None: RULER's own.
+    """
+    rule = rule or RULER
+    if rule not in _TITLES:
+        raise UnknownNameError("rule of RULER", rule, _TITLES)
+    every = sorted({length["length"] for run in runs for length in run.stored["lengths"]})
+    rows, records, notes = [], [], []
+    for run, name in zip(runs, names, strict=True):
+        of = {length["length"]: length for length in run.stored["lengths"]}
+        scores = {length: part["score" if rule == RULER else rule] for length, part in of.items()}
+        means = [weighted(scores, increasing) for increasing in (True, False)]
+        row = [name, *(_cell(of.get(length), rule) for length in every)]
+        row += [fixed(mean, 3) if rule == BITS else fixed(100 * mean, 1) for mean in means]
+        record = {"name": name, "run": run.manifest["id"], **{short(length): scores.get(length) for length in every}}
+        record |= {"wavg_inc": means[0], "wavg_dec": means[1]}
+        if rule == RULER:
+            found = [run.stored["effective"][key] for key in ("length", "low", "high")]
+            below = [short(length) if length else f"<{short(min(of))}" for length in found]
+            row += [below[0], f"{below[1]} to {below[2]}"]
+            record |= dict(zip(("effective_length", "low", "high"), found, strict=True))
+        rows.append(row)
+        records.append(record)
+        notes += [f"{name}: {part['name']}, a mean of fewer tasks" for part in of.values() if " of " in part["name"]]
+    headers = ["model", *map(short, every), "wAvg (inc)", "wAvg (dec)"]
+    headers += ["effective", "95 % interval"] if rule == RULER else []
+    if rule == RULER:
+        notes.append(f"effective: the longest length with a mean of at least {100 * THRESHOLD:.1f} %")
+    table = simple_table("lengths", headers, rows)
+    return Report((table,), verdict=(f"Means over tasks: {_TITLES[rule]}",), notes=tuple(notes), records=records)
+
+
+def run_figures(runs: Sequence[Run], names: Sequence[str], models: Sequence[str]) -> list[RunFigure]:
+    words = "RULER by length, the mean over tasks of both scores, with standard errors."
+    return [RunFigure("ruler-lengths", words, partial(draw_lengths, runs, names))]
+
+
+def draw_lengths(runs: Sequence[Run], names: Sequence[str], path: Path) -> None:
+    """Draw the mean of each score by length, a line for each run, into a .png, .pdf or .svg file."""
+    import pandas as pd
+
+    panels = []
+    for rule, label, reference in (
+        (RULER, "score in %", None),
+        (CHOICE, "choice in %", 1 / CHOICES),
+        (BITS, BITS, None),
+    ):
+        key = "score" if rule == RULER else rule
+        points = [
+            {"run": name, "length": part["length"], "value": part[key], "spread": part[_SCORES[key]] or 0.0}
+            for run, name in zip(runs, names, strict=True)
+            for part in run.stored["lengths"]
+        ]
+        panels.append(
+            FigurePanel(
+                rule, pd.DataFrame(points), "length", label, x_label="length in tokens", percent=rule != BITS,
+                ticks="doubling", reference=reference,
+            )
+        )  # fmt: skip
+    draw_panels(panels, legend_texts(names), 3, "", path)
