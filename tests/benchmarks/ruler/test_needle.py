@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
 from itertools import islice
@@ -148,12 +149,16 @@ def test_needles_that_are_found(needle: Command, model: Path, monkeypatch: pytes
         ends = (n for n in range(1, len(said)) if re.search(prompt.stops.pattern, tokenizer.decode(said[: n - 1])))
         generation = Generation(prompt, None, None)
         generation.tokens, generation.ended = list(said[: next(ends, len(said))]), "enough"
+        generation.logprobs = [-2.0 * (number > 0) - 1 for number in range(len(prompt.answers))]
         return generation
 
     monkeypatch.setattr(Generator, "_generate", lambda _, prompts: list(map(answered, prompts)))
     run = load_run(needle().out.splitlines()[-1])
     assert run.stored["found"] == [[1.0, 0.0]] * 2
     assert run.stored["averages"][0]["accuracy"] == 0.5
+    [task] = run.stored["tasks"]
+    assert (task["choice"], task["chance"]) == (1.0, 1 / 8)
+    assert task["bits_per_byte"] == pytest.approx(1 / math.log(2) / 7)
     table = Needle().answers(run)
     assert list(table["found"]) == list(table["length"] == 400)
     # Stopped after the character that follows the secret, which could have been a digit, and one more token
