@@ -132,7 +132,7 @@ class RulerData:
         """SQuAD 2.0's answerable questions of its development set."""
         articles = [article["paragraphs"] for article in self._json("squad.json")["data"]]
         documents = sorted({paragraph["context"] for article in articles for paragraph in article})
-        number = {text: place for place, text in enumerate(documents)}
+        number = {text: index for index, text in enumerate(documents)}
         asked: list[Question] = []
         for article in articles:
             numbers = [number[paragraph["context"]] for paragraph in article]
@@ -149,7 +149,7 @@ class RulerData:
         questions = self._json("hotpotqa.json")
         texts = [[f"{title}\n{''.join(parts)}" for title, parts in question["context"]] for question in questions]
         documents = sorted({text for context in texts for text in context})
-        number = {text: place for place, text in enumerate(documents)}
+        number = {text: index for index, text in enumerate(documents)}
         asked: list[Question] = [
             (question["question"], [question["answer"]], [number[text] for text in context], [])
             for question, context in zip(questions, texts, strict=True)

@@ -22,13 +22,14 @@ from evalkit.benchmarks.generated import DocumentPlan, GeneratedAnswer, Generati
 from evalkit.benchmarks.outcomes import Measure, Metric, run_content
 from evalkit.benchmarks.request import Request
 from evalkit.benchmarks.ruler.haystack import Haystack, NeedleCase
+from evalkit.benchmarks.ruler.results import draw_grid
 from evalkit.benchmarks.ruler.retrieval import RetrievalBenchmark, likelihood_columns, scores_of, with_answers
 from evalkit.display import Say
 from evalkit.errors import RunError, UsageError
 from evalkit.inputs.settings import setting
 from evalkit.inputs.validated import Stored
 from evalkit.reporting.decimals import percent
-from evalkit.reporting.figures import RunFigure, new_figure, save_figure
+from evalkit.reporting.figures import RunFigure
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run, StoredTask
@@ -44,8 +45,6 @@ _VERSION = 2
 """Increased with every change of evalkit that changes a number of this benchmark."""
 _SHORTEST = 1000
 _MAX_CASES = 100_000
-_MOST_LABELLED = 144
-"""Most cells of a heatmap with numbers in them; in smaller cells they are not readable."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,7 @@ class Needle(RetrievalBenchmark):
     def draw(self, results: Mapping[str, Any], folder: Path) -> None:
         try:
             for name in self.files[1:]:
-                draw_heatmap(results, folder / name)
+                draw_grid(results, folder / name)
         except RunError as error:
             raise RunError(f"{error}; the results are saved; run the same command again to draw the heatmap") from error
 
@@ -222,7 +221,7 @@ class Needle(RetrievalBenchmark):
     def figures(self, runs: Sequence[Run], names: Sequence[str], models: Sequence[str]) -> list[RunFigure]:
         words = "Needles found in %, by length of the text and depth in it"
         return [
-            RunFigure(f"heatmap-{run.manifest['id']}", f"{words}: {name}.", partial(draw_heatmap, run.stored))
+            RunFigure(f"heatmap-{run.manifest['id']}", f"{words}: {name}.", partial(draw_grid, run.stored))
             for run, name in zip(runs, names, strict=True)
         ]
 
@@ -241,23 +240,3 @@ def _lengths(requested: tuple[int, ...], context: int) -> list[int]:
             f"tokens, and an answer may need {MAX_NEW_TOKENS}; give lengths of 100 to {most}, or a longer --context"
         )
     return sorted(lengths)
-
-
-def draw_heatmap(results: Mapping[str, Any], path: Path) -> None:
-    """Draw the shares of needles found, of results.json, into a .png, .pdf or .svg file."""
-    import numpy as np
-
-    shares, lengths, depths = np.array(results["found"]), results["lengths"], results["depths"]
-    figure = new_figure(max(3.4, 2.2 + 0.62 * len(lengths)), max(3.2, 1.5 + 0.36 * len(depths)))
-    axes = figure.subplots()
-    image = axes.imshow(100 * shares, cmap="viridis", vmin=0, vmax=100, aspect="auto")
-    axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], rotation=45, ha="right")
-    axes.set_yticks(range(len(depths)), [f"{depth:g}" for depth in depths])
-    axes.set_xlabel("length in tokens")
-    axes.set_ylabel("depth of the needle in %")
-    if shares.size <= _MOST_LABELLED:
-        for (row, column), share in np.ndenumerate(shares):
-            colour = "#111111" if share > 0.6 else "white"  # which pages leave as they are
-            axes.text(column, row, percent(share, 0), ha="center", va="center", fontsize=8, color=colour)
-    figure.colorbar(image, ax=axes, label="needles found in %", ticks=[0, 25, 50, 75, 100])
-    save_figure(figure, path)

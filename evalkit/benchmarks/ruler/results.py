@@ -23,8 +23,8 @@ from evalkit.benchmarks.ruler.retrieval import BITS, CHOICE, CHOICES, StoredScor
 from evalkit.errors import UnknownNameError
 from evalkit.escape import part_name
 from evalkit.inputs.validated import Stored
-from evalkit.reporting.decimals import fixed
-from evalkit.reporting.figures import FigurePanel, RunFigure, draw_panels, legend_texts
+from evalkit.reporting.decimals import fixed, percent
+from evalkit.reporting.figures import FigurePanel, RunFigure, draw_panels, legend_texts, new_figure, save_figure
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run, StoredAverage, StoredTask
@@ -37,6 +37,10 @@ RULER = "ruler"
 ANSWERS = "answers.parquet"
 THRESHOLD = 0.856
 _SEED, _RESAMPLES = 40654, 2000
+_DEPTHS = 5
+"""Bands of the depth in the figure."""
+_MOST_LABELLED = 144
+"""Most cells of a grid with numbers in them; in smaller cells they are not readable."""
 _SCORES = {"score": "stderr", CHOICE: "choice_stderr", BITS: "bits_stderr"}
 """Score → key of its standard error."""
 _TITLES = {
@@ -199,10 +203,10 @@ def lengths_report(runs: Sequence[Run], names: Sequence[str], rule: str | None =
         record = {"name": name, "run": run.manifest["id"], **{short(length): scores.get(length) for length in every}}
         record |= {"wavg_inc": means[0], "wavg_dec": means[1]}
         if rule == RULER:
-            found = [run.stored["effective"][key] for key in ("length", "low", "high")]
-            below = [short(length) if length else f"<{short(min(of))}" for length in found]
-            row += [below[0], f"{below[1]} to {below[2]}"]
-            record |= dict(zip(("effective_length", "low", "high"), found, strict=True))
+            effective = [run.stored["effective"][key] for key in ("length", "low", "high")]
+            named = [short(length) if length else f"<{short(min(of))}" for length in effective]
+            row += [named[0], f"{named[1]} to {named[2]}"]
+            record |= dict(zip(("effective_length", "low", "high"), effective, strict=True))
         rows.append(row)
         records.append(record)
         notes += [f"{name}: {part['name']}, a mean of fewer tasks" for part in of.values() if " of " in part["name"]]
@@ -216,7 +220,39 @@ def lengths_report(runs: Sequence[Run], names: Sequence[str], rule: str | None =
 
 def run_figures(runs: Sequence[Run], names: Sequence[str], models: Sequence[str]) -> list[RunFigure]:
     words = "RULER by length, the mean over tasks of both scores, with standard errors."
-    return [RunFigure("ruler-lengths", words, partial(draw_lengths, runs, names))]
+    figures = [RunFigure("ruler-lengths", words, partial(draw_lengths, runs, names))]
+    for run, name in zip(runs, names, strict=True):
+        if grid := _grid(run):
+            shown = f"Single needles of RULER's tasks found in %, by length of the text and depth in it: {name}."
+            figures.append(RunFigure(f"ruler-depths-{run.manifest['id']}", shown, partial(draw_grid, grid)))
+    return figures
+
+
+def _grid(run: Run) -> dict[str, Any]:
+    """Return the shares of needles found by length and depth, as `draw_grid` reads them; empty without needles."""
+    table = run.table(ANSWERS, ("length", "depth", "score")).dropna(subset="depth")
+    middles = (table["depth"] // (100 / _DEPTHS)).clip(upper=_DEPTHS - 1) * (100 / _DEPTHS) + 50 / _DEPTHS
+    shares = table.pivot_table(index=middles, columns="length", values="score", aggfunc="mean")
+    depths, lengths = map(list, (shares.index, shares.columns))
+    return {"depths": depths, "lengths": lengths, "found": shares.to_numpy(float)} if depths else {}
+
+
+def draw_grid(results: Mapping[str, Any], path: Path) -> None:
+    """Draw the shares of needles found, [depths, lengths], into a .png, .pdf or .svg file."""
+    shares, lengths, depths = np.array(results["found"]), results["lengths"], results["depths"]
+    figure = new_figure(max(3.4, 2.2 + 0.62 * len(lengths)), max(3.2, 1.5 + 0.36 * len(depths)))
+    axes = figure.subplots()
+    image = axes.imshow(100 * shares, cmap="viridis", vmin=0, vmax=100, aspect="auto")
+    axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], rotation=45, ha="right")
+    axes.set_yticks(range(len(depths)), [f"{depth:g}" for depth in depths])
+    axes.set_xlabel("length in tokens")
+    axes.set_ylabel("depth of the needle in %")
+    for (row, column), share in np.ndenumerate(shares) if shares.size <= _MOST_LABELLED else ():
+        if not np.isnan(share):
+            colour = "#111111" if share > 0.6 else "white"  # which pages leave as they are
+            axes.text(column, row, percent(share, 0), ha="center", va="center", fontsize=8, color=colour)
+    figure.colorbar(image, ax=axes, label="needles found in %", ticks=[0, 25, 50, 75, 100])
+    save_figure(figure, path)
 
 
 def draw_lengths(runs: Sequence[Run], names: Sequence[str], path: Path) -> None:

@@ -182,10 +182,10 @@ class _Needles(_Generator):
             if self._haystack == "needle":
                 lines = [self._needle(self._drawn(of_keys), self._drawn(of_values)) for _ in range(size)]
             places = sorted(self.random.sample(range(size), len(needles)), reverse=True)
-            for place, needle in zip(places, needles, strict=True):
-                lines.insert(place, needle)
+            for line, needle in zip(places, needles, strict=True):
+                lines.insert(line, needle)
             context = "\n".join(lines)
-        asked = [pairs[place] for place in self.random.sample(range(self._keys), self._queries)]
+        asked = [pairs[key] for key in self.random.sample(range(self._keys), self._queries)]
         keys, answers = [key for key, _ in asked], [value for _, values in asked for value in values]
         query = f"{', '.join(keys[:-1])}, and {keys[-1]}" if len(keys) > 1 else keys[0]
         single = len(answers) == 1
@@ -244,8 +244,8 @@ class _Variables(_Generator):
             noise = [part + "." if part.strip() else part for text in noise for part in text.split(".")]
         for chain in lines:
             places = sorted(self.random.sample(range(len(noise)), len(chain)))
-            for inserted, (place, line) in enumerate(zip(places, chain, strict=True)):
-                noise.insert(place + inserted, line)
+            for inserted, (before, line) in enumerate(zip(places, chain, strict=True)):
+                noise.insert(before + inserted, line)
         context = " ".join(noise).replace(". \n", ".\n")
         value_text = lines[0][0].rpartition("= ")[2]
         text = self._template.format(context=context, query=value_text, num_v=hops + 1)
@@ -258,8 +258,8 @@ class _Variables(_Generator):
         ending = self.task.prefix[-10:]
         for name in example[example.index(ending) + len(ending) :].split():
             example = example.replace(name, self._name(len(name)))
-        place = text.index(_BEGINNING)
-        return f"{text[:place]} {example}\n\n{text[place:]}"
+        start = text.index(_BEGINNING)
+        return f"{text[:start]} {example}\n\n{text[start:]}"
 
 
 class _CommonWords(_Generator):
@@ -347,16 +347,16 @@ class _Documents(_Generator):
         question, answers, own, others = self._questions.asked[number]
         texts = self._questions.documents
         if size >= len(texts):
-            chosen = list(texts)
+            shown = list(texts)
         else:
             if size - len(own) > len(others):
                 related = {*own, *others}
-                rest = [place for place in range(len(texts)) if place not in related]
-                places = [*own, *others, *self.random.sample(rest, max(0, size - len(own) - len(others)))]
+                rest = [index for index in range(len(texts)) if index not in related]
+                chosen = [*own, *others, *self.random.sample(rest, max(0, size - len(own) - len(others)))]
             else:
-                places = [*own, *self.random.sample(others, size - len(own))]
-            chosen = [texts[place] for place in places]
-        listed = (f"Document {place}:\n{text}" for place, text in enumerate(self.shuffled(chosen), start=1))
+                chosen = [*own, *self.random.sample(others, size - len(own))]
+            shown = [texts[index] for index in chosen]
+        listed = (f"Document {number}:\n{text}" for number, text in enumerate(self.shuffled(shown), start=1))
         template = self.task.template + self.task.prefix
         return _Made(template.format(context="\n\n".join(listed), query=question), answers)
 
