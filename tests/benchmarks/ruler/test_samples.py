@@ -61,7 +61,9 @@ def same(wheel: Any, folder: Path, task: str, length: int, template: str, sample
 @pytest.mark.parametrize("tokenizer", ["gpt", "llama"])
 @pytest.mark.parametrize("task", TASKS)
 def test_samples_are_those_of_the_wheel(task: str, tokenizer: str, wheel: Any, tokenizers: dict[str, Path]) -> None:
-    same(wheel, tokenizers[tokenizer], task, 4096 if tokenizer == "gpt" else 6000, "base", 20)
+    # Ten documents of HotpotQA may have more than 4,096 tokens, for which the generators search without end
+    length = 4096 if tokenizer == "gpt" and task != "qa_2" else 6000
+    same(wheel, tokenizers[tokenizer], task, length, "base", 20)
 
 
 @pytest.mark.slow
