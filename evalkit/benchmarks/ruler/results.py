@@ -19,7 +19,7 @@ import numpy as np
 from evalkit.benchmarks.generated import about_run
 from evalkit.benchmarks.outcomes import run_content
 from evalkit.benchmarks.ruler.data import TASKS
-from evalkit.benchmarks.ruler.retrieval import BITS, CHOICE, CHOICES, StoredScores, scores_of
+from evalkit.benchmarks.ruler.retrieval import BITS, CHOICE, CHOICES, SCORES, StoredScores, scores_of
 from evalkit.errors import UnknownNameError
 from evalkit.escape import part_name
 from evalkit.inputs.validated import Stored
@@ -41,8 +41,8 @@ _DEPTHS = 5
 """Bands of the depth in the figure."""
 _MOST_LABELLED = 144
 """Most cells of a grid with numbers in them; in smaller cells they are not readable."""
-_SCORES = {"score": "stderr", CHOICE: "choice_stderr", BITS: "bits_stderr"}
-"""Score → key of its standard error."""
+_KEYS = {RULER: "score", CHOICE: CHOICE, BITS: BITS}
+"""Rule → key of its score in results.json."""
 _TITLES = {
     RULER: "RULER's score in %: the share of the right answers that the generated text has",
     CHOICE: f"choice in %: the gold answer has the fewest bits per byte of {CHOICES}; chance {100 / CHOICES:g} %",
@@ -51,25 +51,20 @@ _TITLES = {
 
 
 class _RulerTask(StoredTask, StoredScores):
-    length: int
+    n: int
+    chance: float
 
 
 class _Length(StoredAverage, StoredScores):
     length: int
 
 
-class _Effective(Stored):
-    length: int
-    """0: below the shortest."""
-    low: int
-    high: int
-
-
 class RulerResults(Stored):
     tasks: list[_RulerTask]
     averages: list[StoredAverage]
     lengths: list[_Length]
-    effective: _Effective
+    effective: dict[str, int]
+    """The effective length, and the bounds of its interval: "length", "low", "high"; 0 is below the shortest."""
 
 
 def name_at(task: str, length: int) -> str:
@@ -114,21 +109,17 @@ def results_of(table: pd.DataFrame, size: int) -> dict[str, Any]:
     drawn = {length: np.mean(of_tasks, axis=0) for length, of_tasks in resampled.items()}
     draws = np.max([length * (means >= THRESHOLD) for length, means in drawn.items()], axis=0)
     low, high = np.percentile(draws, (2.5, 97.5), method="nearest").tolist()
-    averages = [{"name": part["name"], "accuracy": part["score"], "stderr": part["stderr"]} for part in lengths]
-    if len(lengths) > 1:
-        every = _mean("Average", tasks, size * len(lengths))
-        averages.append({"name": every["name"], "accuracy": every["score"], "stderr": every["stderr"]})
+    every = [_mean("Average", tasks, size * len(lengths))] if len(lengths) > 1 else []
+    averages = [{name: part[name] for name in ("name", "accuracy", "stderr")} for part in lengths + every]
     effective = {"length": effective_length(scores), "low": int(low), "high": int(high)}
     return {"tasks": tasks, "averages": averages, "lengths": lengths, "effective": effective}
 
 
 def _mean(name: str, tasks: Sequence[Mapping[str, Any]], size: int) -> dict[str, Any]:
     mean: dict[str, Any] = {"name": part_name(name, len(tasks), size), "length": tasks[0]["length"]}
-    mean |= {"n": sum(task["n"] for task in tasks)}
-    for score, error in _SCORES.items():
+    for score, error in SCORES.items():
         mean[score] = sum(task[score] for task in tasks) / len(tasks)
         mean[error] = error_of_average([task[error] for task in tasks])
-    mean["chance"] = sum(task["chance"] for task in tasks) / len(tasks)
     return mean | {"accuracy": mean["score"]}
 
 
@@ -163,11 +154,12 @@ def _samples(run: Run) -> str:
 
 
 def _cell(scores: Mapping[str, Any] | None, rule: str) -> str:
-    if scores is None:
-        return "–"
-    if rule == BITS:
-        return fixed(scores[BITS], 3)
-    return fixed(100 * scores["score" if rule == RULER else rule], 1)
+    return "–" if scores is None else _shown(scores[_KEYS[rule]], rule)
+
+
+def _shown(value: float | None, rule: str) -> str:
+    scale, places = (1, 3) if rule == BITS else (100, 1)
+    return "–" if value is None else fixed(scale * value, places)
 
 
 def _by_task(run: Run, rule: str) -> Table:
@@ -176,30 +168,20 @@ def _by_task(run: Run, rule: str) -> Table:
     lengths = [length["length"] for length in run.stored["lengths"]]
     names = [name for name in TASKS if any(name_at(name, length) in scores for length in lengths)]
     rows = [[name, *(_cell(scores.get(name_at(name, length)), rule) for length in lengths)] for name in names]
-    key = "score" if rule == RULER else rule
-    errors = [length[_SCORES[key]] for length in run.stored["lengths"]]
-    scale, places = (1, 3) if rule == BITS else (100, 1)
     rows.append(["mean", *(_cell(length, rule) for length in run.stored["lengths"])])
-    rows.append(["± SE", *("–" if error is None else fixed(scale * error, places) for error in errors)])
+    rows.append(["± SE", *(_shown(length[SCORES[_KEYS[rule]]], rule) for length in run.stored["lengths"])])
     return simple_table(rule, ["task", *map(short, lengths)], rows, ruled={len(names)})
 
 
-def lengths_report(runs: Sequence[Run], names: Sequence[str], rule: str | None = None) -> Report:
-    """Return a table with a line for each run: means at each length, weighted means, and the effective length.
-
-    `rule`: choice or bits_per_byte, which have no effective length; None: RULER's own.
-    """
-    rule = rule or RULER
-    if rule not in _TITLES:
-        raise UnknownNameError("rule of RULER", rule, _TITLES)
+def lengths_report(runs: Sequence[Run], names: Sequence[str], rule: str = RULER) -> Report:
+    """Return a table with a line for each run: means at each length, weighted means, RULER's effective length."""
     every = sorted({length["length"] for run in runs for length in run.stored["lengths"]})
     rows, records, notes = [], [], []
     for run, name in zip(runs, names, strict=True):
         of = {length["length"]: length for length in run.stored["lengths"]}
-        scores = {length: part["score" if rule == RULER else rule] for length, part in of.items()}
+        scores = {length: part[_KEYS[rule]] for length, part in of.items()}
         means = [weighted(scores, increasing) for increasing in (True, False)]
-        row = [name, *(_cell(of.get(length), rule) for length in every)]
-        row += [fixed(mean, 3) if rule == BITS else fixed(100 * mean, 1) for mean in means]
+        row = [name, *(_cell(of.get(length), rule) for length in every), *(_shown(mean, rule) for mean in means)]
         record = {"name": name, "run": run.manifest["id"], **{short(length): scores.get(length) for length in every}}
         record |= {"wavg_inc": means[0], "wavg_dec": means[1]}
         if rule == RULER:
@@ -265,9 +247,9 @@ def draw_lengths(runs: Sequence[Run], names: Sequence[str], path: Path) -> None:
         (CHOICE, "choice in %", 1 / CHOICES),
         (BITS, BITS, None),
     ):
-        key = "score" if rule == RULER else rule
+        key = _KEYS[rule]
         points = [
-            {"run": name, "length": part["length"], "value": part[key], "spread": part[_SCORES[key]] or 0.0}
+            {"run": name, "length": part["length"], "value": part[key], "spread": part[SCORES[key]] or 0.0}
             for run, name in zip(runs, names, strict=True)
             for part in run.stored["lengths"]
         ]

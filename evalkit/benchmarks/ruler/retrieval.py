@@ -80,24 +80,26 @@ def with_answers(prompt: Prompt, sequences: Sequence[Sequence[int]], context: in
     return replace(prompt, answers=answers, shared=shared, max_new_tokens=room)
 
 
-class StoredScores(Stored):
-    """Scores of some documents in results.json: means with standard errors over documents."""
+SCORES = {"score": "stderr", CHOICE: "choice_stderr", BITS: "bits_stderr"}
+"""Score → key of its standard error in results.json."""
 
-    n: int
+
+class StoredScores(Stored):
+    """Scores in results.json: means with standard errors over documents."""
+
     score: float
     stderr: float | None
     choice: float
     choice_stderr: float | None
-    chance: float
     bits_per_byte: float
     bits_stderr: float | None
 
 
 def scores_of(rows: pd.DataFrame) -> dict[str, Any]:
     """Return a task's scores, as in results.json."""
-    of = {name: rows[name].to_numpy(float) for name in ("score", CHOICE, BITS)}
     stored: dict[str, Any] = {"n": len(rows)}
-    for (name, values), error in zip(of.items(), ("stderr", "choice_stderr", "bits_stderr"), strict=True):
+    for name, error in SCORES.items():
+        values = rows[name].to_numpy(float)
         stored |= {name: float(values.mean()), error: error_of_mean(values)}
     return stored | {"chance": float(rows["chance"].mean())}
 
