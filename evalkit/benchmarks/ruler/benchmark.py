@@ -78,6 +78,7 @@ class RulerDocument(NamedTuple):
     """Possible answers as they follow the text: the gold one, then those of other samples."""
     new_tokens: int
     depth: float | None
+    source: str
 
 
 class Ruler(RetrievalBenchmark):
@@ -136,6 +137,8 @@ class Ruler(RetrievalBenchmark):
             "task": task,
             "length": results.length_of(task),
             "depth": document.depth,
+            # Questions about one document are not independent
+            "source": document.source or answer.id,
             **stored,
             "references": json.dumps(document.references, ensure_ascii=False),
             "score": match_score(answer.text, document.references, results.is_any(task)),
@@ -157,8 +160,8 @@ class Ruler(RetrievalBenchmark):
         return results.by_length(run.manifest["documents"])
 
     def answers(self, run: Run) -> pd.DataFrame:
-        table = run.table(results.ANSWERS, ("task", "id", "references", "answer", "score"))
-        return table.assign(source=table["prompt_sha256"], references=table["references"].map(json.loads).map(tuple))
+        table = run.table(results.ANSWERS, ("task", "id", "source", "references", "answer", "score"))
+        return table.assign(references=table["references"].map(json.loads).map(tuple))
 
     def suites(self) -> Mapping[str, str]:
         return {self.kind: "RULER: retrieval, tracking, counting and questions in long texts, by length"}
@@ -215,7 +218,9 @@ class _Maker:
                 right = {reference.lower() for reference in sample.references} if task.family == "qa" else set()
                 others = [text for text in dict.fromkeys(following[1:]) if text.strip().lower() not in right]
                 choices = (following[0], *(text for text in others if text != following[0]))[:CHOICES]
-                documents.append(RulerDocument(sample.text, sample.references, choices, task.new_tokens, sample.depth))
+                documents.append(
+                    RulerDocument(sample.text, sample.references, choices, task.new_tokens, sample.depth, sample.source)
+                )
         return documents
 
 

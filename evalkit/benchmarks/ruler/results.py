@@ -19,7 +19,7 @@ import numpy as np
 from evalkit.benchmarks.generated import about_run
 from evalkit.benchmarks.outcomes import run_content
 from evalkit.benchmarks.ruler.data import TASKS
-from evalkit.benchmarks.ruler.retrieval import BITS, CHOICE, CHOICES, SCORES, StoredScores, scores_of
+from evalkit.benchmarks.ruler.retrieval import BITS, CHOICE, CHOICES, SCORES, StoredScores, scores_of, sources_of
 from evalkit.errors import UnknownNameError
 from evalkit.escape import part_name
 from evalkit.inputs.validated import Stored
@@ -102,7 +102,7 @@ def results_of(table: pd.DataFrame, size: int) -> dict[str, Any]:
         length, task = int(rows["length"].iloc[0]), str(name)
         tasks.append({"task": task, "length": length, **scores_of(rows)})
         seed = [_SEED, crc32(task.encode())]
-        means = resampled_means(rows["score"].to_numpy(float), np.arange(len(rows)), _RESAMPLES, seed)
+        means = resampled_means(rows["score"].to_numpy(float), sources_of(rows), _RESAMPLES, seed)
         resampled.setdefault(length, []).append(means)
     lengths = [_mean(short(length), [task for task in tasks if task["length"] == length], size) for length in resampled]
     scores = {length["length"]: length["score"] for length in lengths}

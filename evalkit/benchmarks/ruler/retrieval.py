@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evalkit.benchmarks.generated import GeneratedBenchmark
 from evalkit.benchmarks.outcomes import Measure, Metric
@@ -23,7 +24,7 @@ from evalkit.errors import ScoringError
 from evalkit.generation.prompts import Prompt
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import Run
-from evalkit.stats.estimates import error_of_mean
+from evalkit.stats.estimates import mean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,12 +96,17 @@ class StoredScores(Stored):
     bits_stderr: float | None
 
 
+def sources_of(rows: pd.DataFrame) -> NDArray[np.int64]:
+    """Return [rows] the number of each row's source; without sources, each row is its own."""
+    return np.unique(rows["source"], return_inverse=True)[1] if "source" in rows else np.arange(len(rows))
+
+
 def scores_of(rows: pd.DataFrame) -> dict[str, Any]:
     """Return a task's scores, as in results.json."""
     stored: dict[str, Any] = {"n": len(rows)}
     for name, error in SCORES.items():
-        values = rows[name].to_numpy(float)
-        stored |= {name: float(values.mean()), error: error_of_mean(values)}
+        estimate = mean(rows[name].to_numpy(float), sources_of(rows))
+        stored |= {name: estimate.value, error: None if math.isnan(estimate.variance) else estimate.stderr}
     return stored | {"chance": float(rows["chance"].mean())}
 
 

@@ -47,6 +47,8 @@ class Sample(NamedTuple):
     """Percentage of the text before the needle, if there is one to be found."""
     length: int = 0
     """Tokens of the prompt and of the longest answer, as the generators count them."""
+    source: str = ""
+    """Equal for questions about one document; empty for texts that are drawn at random."""
 
 
 class _Generator(ABC):
@@ -321,7 +323,7 @@ class _Documents(_Generator):
             chosen = [*own, *self.random.sample(others, size - len(own))]
         shown = enumerate(self.shuffled([texts[index] for index in chosen]), start=1)
         context = "\n\n".join(f"Document {document}:\n{text}" for document, text in shown)
-        return Sample(self.template.format(context=context, query=question), answers)
+        return Sample(self.template.format(context=context, query=question), answers, source=str(own[0]))
 
 
 def numbered(words: Sequence[str]) -> str:
