@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
@@ -42,7 +42,7 @@ _ABOUT = ("token_budget", "sharing", "loaded")
 
 def prefetched(
     batches: Iterator[Prefetched], warm: Callable[[Prefetched], None], stop: Callable[[], None] = lambda: None
-) -> Iterator[Prefetched]:
+) -> Generator[Prefetched, None, None]:
     """Yield batches, while a thread takes the next one from the iterator and makes it ready by `warm`.
 
     `stop` is called where no more batches are needed; it makes the iterator raise an exception soon.

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from evalkit.models.called import CalledModel
 from evalkit.models.memory import is_out_of_memory
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.probe import HALF, SHORTEST, in_float32, make_probe, mask_first
@@ -221,6 +222,8 @@ class SharingCheck:
         return Forward(self._model, kernel, dtype=torch.float32 if wide and self._half else self._model.dtype)
 
     def _widened(self) -> AbstractContextManager[None]:
+        if self._half and isinstance(self._model, CalledModel):
+            raise RuntimeError("its weights cannot be widened")
         return in_float32(self._model) if self._half else nullcontext()
 
 

@@ -1,0 +1,215 @@
+"""Plain training loops, in one process or in those that torchrun starts with this file; and a model of nanoGPT's form.
+
+A job names a model, how it is distributed, and the arguments of `evalkit.InLoop`, or none. Its results are in files
+named after it: of each rank, the state after the last update; and what the loop returned.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.parallel import DistributedDataParallel
+from transformers import AutoTokenizer
+
+import evalkit
+from evalkit.compatibility.torch import shard_of
+from evalkit.display import Progress
+from evalkit.errors import CheckpointError
+from tests.models.variants.building import COG, DIFFERENTIAL, INTEGRAL, VANILLA, model_of
+from tests.tiny import VOCABULARY
+
+ROOT = Path(__file__).parents[2]
+ATTENTIONS = {"vanilla": VANILLA, "cog": COG, "differential": DIFFERENTIAL, "integral": INTEGRAL}
+"""The four of the recipe (docs/pretraining.md)."""
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.attention, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.attention(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        x = x + self.projection(scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norms[1](x))
+
+
+class Nano(nn.Module):
+    """As nanoGPT's model: logits of the last position only, unless targets are given, and the loss beside them."""
+
+    def __init__(self, width: int = 32, layers: int = 2, window: int = 512) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(block_size=window, n_layer=layers)
+        self.wte, self.wpe = nn.Embedding(VOCABULARY, width), nn.Embedding(window, width)
+        self.blocks = nn.ModuleList([Block(width, 4) for _ in range(layers)])
+        self.lm_head = nn.Linear(width, VOCABULARY, bias=False)
+
+    def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> tuple[torch.Tensor, Any]:
+        x = self.wte(idx) + self.wpe(torch.arange(idx.shape[1], device=idx.device))
+        for block in self.blocks:
+            x = block(x)
+        if targets is None:
+            return self.lm_head(x[:, [-1]]), None
+        logits = self.lm_head(x)
+        return logits, cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
+
+
+def built(name: str) -> nn.Module:
+    """A model in training, with dropout, of the same weights in every process."""
+    torch.manual_seed(0)
+    if name == "nano":
+        return Nano().train()
+    model: nn.Module = model_of(
+        "llama", ATTENTIONS[name], vocab_size=VOCABULARY, max_position_embeddings=1024, attention_dropout=0.1,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    return model.train()
+
+
+def distributed(model: nn.Module, kind: str, half: bool = False) -> nn.Module:
+    """Wrap or shard a model: each block, then the whole."""
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    if kind == "fsdp":
+        policy: dict[str, Any] = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)} if half else {}
+        for block in getattr(model, "blocks", None) or model.model.layers:  # type: ignore[union-attr]
+            fully_shard(block, **policy)
+        fully_shard(model, **policy)
+    return model
+
+
+def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    if "Nano" in type(getattr(model, "module", model)).__name__:
+        loss: torch.Tensor = model(tokens, tokens)[1]
+        return loss
+    output: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
+    return output
+
+
+def train(
+    model: nn.Module,
+    steps: int,
+    rank: int = 0,
+    evaluates: Callable[[nn.Module, int], dict[str, float]] | None = None,
+    between: bool = False,
+) -> tuple[dict[str, Any], dict[int, dict[str, float]]]:
+    """Train; return all state that a further update depends on, and what evaluations returned.
+
+    Gradients add up over two backward passes; an evaluation is after an update, or `between` the two.
+    """
+    device = next(model.parameters()).device
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for draw in (torch.manual_seed, random.seed, np.random.seed):
+        draw(100 + rank)
+    logged, losses = {}, []
+    for step in range(1, steps + 1):
+        for part in range(2):
+            loss = loss_of(model, torch.randint(VOCABULARY, (2, 24), device=device))
+            loss.backward()
+            losses.append(float(loss))
+            if evaluates is not None and (part == 0) == between and (between or part == 1):
+                if not between:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if metrics := evaluates(model, step):
+                    logged[step] = metrics
+            if part == 1 and (between or evaluates is None):
+                optimizer.step()
+                optimizer.zero_grad()
+    moments = [shard_of(value) for state in optimizer.state.values() for value in state.values()]
+    state = {
+        "weights": {name: shard_of(weight.detach()).cpu() for name, weight in model.named_parameters()},
+        "buffers": {name: buffer.cpu() for name, buffer in model.named_buffers()},
+        "optimizer": [value.cpu() for value in moments],
+        "random": (random.getstate(), np.random.get_state()[1], torch.get_rng_state()),
+        "modes": {name: module.training for name, module in model.named_modules()},
+        "losses": losses,
+    }
+    return state, logged
+
+
+def asked(documents: Path, output: Path, tokenizer: Path, **more: Any) -> dict[str, Any]:
+    """Return the arguments of small evaluations."""
+    given = {"tasks": ["piqa", "boolq"], "data_dir": str(documents), "allow_unofficial_data": True,
+             "output": str(output), "tokenizer": str(tokenizer), "name": "x", "on_error": "raise"}  # fmt: skip
+    return given | more
+
+
+def in_loop(arguments: dict[str, Any]) -> evalkit.InLoop:
+    tokenizer = AutoTokenizer.from_pretrained(arguments["tokenizer"])
+    return evalkit.InLoop(**(arguments | {"tokenizer": tokenizer, "progress": Progress(live=False)}))
+
+
+def run_job(job: dict[str, Any], folder: Path) -> None:
+    """Do one job as one of the processes."""
+    rank = torch.distributed.get_rank()
+    cuda = job.get("device") == "cuda"
+    model = built(job["model"]).to("cuda" if cuda else "cpu")
+    model = distributed(model, job["kind"], job.get("half", False))
+    inloop = None if job["arguments"] is None else in_loop(job["arguments"])
+    fault = job.get("fault")
+    if fault is not None and rank == fault["rank"]:
+        from evalkit.benchmarks.multiple_choice.scoring import Scoring
+
+        def failing(*_: Any) -> Any:
+            if fault["kind"] == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise CheckpointError("no space")
+
+        Scoring.compute = failing  # type: ignore[method-assign]
+    autocast = torch.autocast("cuda", torch.bfloat16) if job.get("autocast") else nullcontext()
+    with autocast:
+        state, logged = train(model, job["steps"], rank, inloop, job.get("between", False))
+    torch.save(state, folder / f"{job['name']}-{rank}.pt")
+    (folder / f"{job['name']}-{rank}.json").write_text(json.dumps(logged))
+
+
+def launch(
+    folder: Path, jobs: list[dict[str, Any]], processes: int = 2, backend: str = "gloo"
+) -> subprocess.CompletedProcess[str]:
+    """Do jobs in processes of torchrun."""
+    folder.mkdir(exist_ok=True)
+    (folder / "jobs.json").write_text(json.dumps({"jobs": jobs, "backend": backend}))
+    call = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [*call, __file__, str(folder)], env=environment, capture_output=True, text=True, timeout=280
+    )
+
+
+def states(folder: Path, name: str, processes: int = 2) -> list[dict[str, Any]]:
+    return [torch.load(folder / f"{name}-{rank}.pt", weights_only=False) for rank in range(processes)]
+
+
+def logged(folder: Path, name: str, processes: int = 2) -> dict[str, dict[str, float]]:
+    """Return step → metrics, the same in all processes."""
+    first, *others = [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(processes)]
+    assert all(other == first for other in others)
+    return dict(first)
+
+
+if __name__ == "__main__":
+    root = Path(sys.argv[1])
+    given = json.loads((root / "jobs.json").read_text())
+    torch.distributed.init_process_group(given["backend"])
+    for each in given["jobs"]:
+        run_job(each, root)
+    torch.distributed.destroy_process_group()
