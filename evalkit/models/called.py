@@ -106,7 +106,7 @@ class CalledModel(torch.nn.Module):
 
     def fill(self) -> None:
         """Run one token, in step with other processes whose batches are longer; the result is not needed."""
-        self._call(torch.zeros(1, 1, dtype=torch.long, device=self.device), {})
+        self._pass(torch.zeros(1, 1, dtype=torch.long, device=self.device), {})
 
     def states(self, input_ids: torch.Tensor, **inputs: Any) -> Any:
         given = {name: value for name, value in inputs.items() if name != "use_cache"} if not self._masks else inputs
@@ -125,13 +125,13 @@ class CalledModel(torch.nn.Module):
         return max(128, min(_TOKENS.get(self.device.type, _MOST_TOKENS), int(room)))
 
     def _logits(self, ids: torch.Tensor, inputs: Mapping[str, Any] | None = None) -> Any:
-        output = self._call(ids, inputs or {})
+        if self.is_sharded:
+            self._before()
+        output = self._pass(ids, inputs or {})
         output = getattr(output, "logits", output)
         return output[0] if isinstance(output, (tuple, list)) else output
 
-    def _call(self, ids: torch.Tensor, inputs: Mapping[str, Any]) -> Any:
-        if self.is_sharded:
-            self._before()
+    def _pass(self, ids: torch.Tensor, inputs: Mapping[str, Any]) -> Any:
         # Gathered weights are kept for the training, which cannot use tensors of the inference mode
         with torch.inference_mode(False), torch.no_grad():
             try:

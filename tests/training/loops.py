@@ -6,14 +6,15 @@ named after it: of each rank, the state after the last update; and what the loop
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoTokenizer
 
 import evalkit
+from evalkit.benchmarks.multiple_choice.scoring import Scoring
 from evalkit.compatibility.torch import shard_of
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError
@@ -97,7 +99,7 @@ def distributed(model: nn.Module, kind: str, half: bool = False) -> nn.Module:
 
 
 def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    if "Nano" in type(getattr(model, "module", model)).__name__:
+    if hasattr(getattr(model, "module", model), "wte"):
         loss: torch.Tensor = model(tokens, tokens)[1]
         return loss
     output: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
@@ -124,7 +126,7 @@ def train(
         for part in range(2):
             loss = loss_of(model, torch.randint(VOCABULARY, (2, 24), device=device))
             loss.backward()
-            losses.append(float(loss))
+            losses.append(float(loss.detach()))
             if evaluates is not None and (part == 0) == between and (between or part == 1):
                 if not between:
                     optimizer.step()
@@ -159,27 +161,44 @@ def in_loop(arguments: dict[str, Any]) -> evalkit.InLoop:
 
 
 def run_job(job: dict[str, Any], folder: Path) -> None:
-    """Do one job as one of the processes."""
+    """Do one job as one of the processes; without steps, evaluate the model that no update has changed.
+
+    A fault is in `compute` at the count-th batch of a rank, or in the first pass of all ranks in evaluation mode.
+    """
     rank = torch.distributed.get_rank()
     cuda = job.get("device") == "cuda"
     model = built(job["model"]).to("cuda" if cuda else "cpu")
     model = distributed(model, job["kind"], job.get("half", False))
     inloop = None if job["arguments"] is None else in_loop(job["arguments"])
-    fault = job.get("fault")
-    if fault is not None and rank == fault["rank"]:
-        from evalkit.benchmarks.multiple_choice.scoring import Scoring
+    fault, computed = job.get("fault", {}), Counter[str]()
+    whole, forward = Scoring.compute, Nano.forward
 
-        def failing(*_: Any) -> Any:
+    def counting(*given: Any) -> Any:
+        computed["batches"] += 1
+        if (fault.get("rank"), fault.get("count")) == (rank, computed["batches"]):
             if fault["kind"] == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise CheckpointError("no space")
+        return whole(*given)
 
-        Scoring.compute = failing  # type: ignore[method-assign]
-    autocast = torch.autocast("cuda", torch.bfloat16) if job.get("autocast") else nullcontext()
-    with autocast:
-        state, logged = train(model, job["steps"], rank, inloop, job.get("between", False))
-    torch.save(state, folder / f"{job['name']}-{rank}.pt")
-    (folder / f"{job['name']}-{rank}.json").write_text(json.dumps(logged))
+    def breaking(self: Nano, idx: torch.Tensor, targets: torch.Tensor | None = None) -> Any:
+        if fault.get("kind") == "forward" and not self.training and not computed["broken"]:
+            computed["broken"] += 1
+            self.blocks[0](self.wte(idx))
+            raise ValueError("a defect of the model")
+        return forward(self, idx, targets)
+
+    Scoring.compute, Nano.forward = counting, breaking  # type: ignore[method-assign, assignment]
+    try:
+        if job["steps"]:
+            state, logged = train(model, job["steps"], rank, inloop, job.get("between", False))
+            torch.save(state, folder / f"{job['name']}-{rank}.pt")
+        elif inloop is not None:
+            logged = {0: inloop(model, 0)}
+    finally:
+        Scoring.compute, Nano.forward = whole, forward  # type: ignore[method-assign]
+    report = {"logged": logged, "batches": computed["batches"]}
+    (folder / f"{job['name']}-{rank}.json").write_text(json.dumps(report))
 
 
 def launch(
@@ -190,26 +209,32 @@ def launch(
     (folder / "jobs.json").write_text(json.dumps({"jobs": jobs, "backend": backend}))
     call = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [*call, __file__, str(folder)], env=environment, capture_output=True, text=True, timeout=280
-    )
+    return subprocess.run([*call, __file__, str(folder)], env=environment, capture_output=True, text=True, timeout=280)
 
 
 def states(folder: Path, name: str, processes: int = 2) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{name}-{rank}.pt", weights_only=False) for rank in range(processes)]
 
 
-def logged(folder: Path, name: str, processes: int = 2) -> dict[str, dict[str, float]]:
-    """Return step → metrics, the same in all processes."""
-    first, *others = [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(processes)]
-    assert all(other == first for other in others)
-    return dict(first)
+def reports(folder: Path, name: str, processes: int = 2) -> tuple[dict[str, dict[str, float]], list[int]]:
+    """Return step → metrics, which are the same in all processes, and how many batches each has computed."""
+    every = [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(processes)]
+    assert all(report["logged"] == every[0]["logged"] for report in every)
+    return every[0]["logged"], [report["batches"] for report in every]
 
 
-if __name__ == "__main__":
-    root = Path(sys.argv[1])
+def main(root: Path) -> None:
+    # Processes that wait for each other end with their tracebacks
+    faulthandler.dump_traceback_later(int(os.environ.get("EVALKIT_TEST_SECONDS", "240")), exit=True)
     given = json.loads((root / "jobs.json").read_text())
     torch.distributed.init_process_group(given["backend"])
     for each in given["jobs"]:
         run_job(each, root)
     torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    # The classes of this module, as a test has them, not those of __main__
+    from tests.training import loops
+
+    loops.main(Path(sys.argv[1]))

@@ -100,7 +100,7 @@ def states(folder: Path) -> list[dict[str, Any]]:
 
 
 def steps(state: dict[str, Any]) -> list[int]:
-    return [entry["step"] for entry in state["all"] if "evalkit/zeroshot8/piqa" in entry]
+    return [entry["step"] for entry in state["all"] if "evalkit/zeroshot8/piqa/accuracy" in entry]
 
 
 def test_the_main_process_evaluates_and_nothing_changes(start: Path, documents: Path, tmp_path: Path) -> None:
