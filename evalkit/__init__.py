@@ -8,6 +8,7 @@
     run.results("acc_norm")      # another rule, no model needed
     evalkit.compare(run, "1a2b3c4")   # paired on the same documents; runs by folder, name, id or checkpoint
     evalkit.evaluate(model, tokenizer=tokenizer, name="step 1000")   # a model in memory, which is not changed
+    inloop = evalkit.InLoop(every=1000, tokenizer=tokenizer)   # in any training loop: inloop(model, step)
     trainer.add_callback(evalkit.TrainerCallback(trainer, every=1000))   # transformers' Trainer, while it trains
 
     lm_eval.simple_evaluate(model=evalkit.harness("demo"), tasks=["lambada_openai"])

@@ -259,6 +259,8 @@ class InLoop:
     def _evaluate(self, model: Any, step: int, saved_as: str | Path | None) -> dict[str, float]:
         ranks, folder = self._ranks or Ranks(), None if saved_as is None else Path(saved_as).resolve()
         with ExitStack() as stack:
+            # At the end of all, when nothing of the evaluation is referenced any more
+            stack.callback(torch.cuda.empty_cache)
             stack.enter_context(self._progress)
             spec = self._spec(stack, ranks, model, f"{self._name} step {step}", folder)
             if self._share is not None and "sample" not in self._options:

@@ -75,13 +75,13 @@ class Nano(nn.Module):
 
 
 def built(name: str) -> nn.Module:
-    """A model in training, with dropout, of the same weights in every process."""
+    """A model in training, with dropout where its attention has it, of the same weights in every process."""
     torch.manual_seed(0)
     if name == "nano":
         return Nano().train()
     model: nn.Module = model_of(
-        "llama", ATTENTIONS[name], vocab_size=VOCABULARY, max_position_embeddings=1024, attention_dropout=0.1,
-        num_attention_heads=4, num_key_value_heads=2,
+        "llama", ATTENTIONS[name], vocab_size=VOCABULARY, max_position_embeddings=1024,
+        num_attention_heads=4, num_key_value_heads=2, attention_dropout=0.1 if name == "vanilla" else 0.0,
     )  # fmt: skip
     return model.train()
 

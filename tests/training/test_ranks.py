@@ -12,8 +12,8 @@ import evalkit
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.runs.folder import JOURNAL
 from evalkit.runs.score_table import SEGMENTS
-from tests.documents import made_up
 from tests.devices import needs_cuda
+from tests.documents import made_up
 from tests.tiny import tiny_checkpoint
 from tests.training.loops import ATTENTIONS, asked, built, in_loop, launch, reports, states
 from tests.training.trainers import equal
