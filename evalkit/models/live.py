@@ -144,7 +144,9 @@ def live_model(
             raise UsageError(
                 f"{option}: does not apply to a model in memory; leave it out, or save the model and give its folder"
             )
-    if why := why_not_callable(module) if is_called else _why_unsupported(module):
+    why = "has adapters (peft); evaluate a copy in which they are merged into the weights"
+    is_adapted = any(type(part).__module__.startswith(_ADAPTED) for part in module.modules())
+    if is_adapted or (why := why_not_callable(module) if is_called else _why_unsupported(module)):
         raise CheckpointError(f"{shown_name}: {why}")
     own_device = str(next(module.parameters()).device)
     own_dtype = "auto" if is_called else str(module.dtype).removeprefix("torch.")
@@ -233,8 +235,6 @@ def _why_unsupported(module: Any) -> str:
     sharded = kinds & _SHARDED or {"DeepSpeed ZeRO-3" for parameter in parameters if hasattr(parameter, "ds_id")}
     if sharded:
         return f"is sharded over processes ({min(sharded)}); save the complete model and evaluate its folder"
-    if any(type(part).__module__.startswith(_ADAPTED) for part in parts):
-        return "has adapters (peft); evaluate a copy in which they are merged into the weights"
     if getattr(module, "is_quantized", False) or getattr(module.config, "quantization_config", None):
         return "is quantised; quantised models are evaluated from files only; give the checkpoint folder"
     tensors = [*parameters, *module.buffers()]

@@ -88,7 +88,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Plan an evaluation before the first step, so that invalid options and missing documents are found."""
         self._evaluated, self._is_training = None, True
-        self._evaluate_model.check(self._trainer.model_wrapped)
+        self._evaluate_model.check(self._trainer.model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Evaluate the model if it is time for it; gradients of the step are already applied and removed."""
@@ -122,7 +122,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
             return
         self._evaluated = step
         saved_as = self._folder / f"checkpoint-{step}"
-        if metrics := self._evaluate_model(self._trainer.model_wrapped, step, saved_as=saved_as):
+        if metrics := self._evaluate_model(self._trainer.model, step, saved_as=saved_as):
             # Logging tells the trainer that its own numbers of this step are logged, too, which they are not
             should_log = control.should_log
             self._trainer.log(dict(metrics))

@@ -39,9 +39,13 @@ def test_its_code_and_commands(
     monkeypatch.setattr(evalkit, "InLoop", in_loop, raising=False)
     logged: list[int] = []
     given = {
-        "trainer": trainer, "model": built("nano"), "tokenizer": trainer.processing_class, "batches": [None] * 4,
-        "train_step": lambda model, _: train(model, 1), "log": lambda metrics, step: logged.extend([step] * bool(metrics)),
-    }  # fmt: skip
+        "trainer": trainer,
+        "model": built("nano"),
+        "tokenizer": trainer.processing_class,
+        "batches": [None] * 4,
+        "train_step": lambda model, _: train(model, 1),
+        "log": lambda metrics, step: logged.extend([step] * bool(metrics)),
+    }
     for code in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
         exec(compile(shortened(code), "docs/training.md", "exec"), given)
     assert logged == [2, 4]
