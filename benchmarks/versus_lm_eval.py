@@ -4,7 +4,8 @@
 
 Both score the same token sequences: under `plain` lm-eval's own requests, under `inst` the paper's sequences, which
 lm-eval receives whole. lm-eval runs unmodified, at the best of its batch sizes, found on the first task. Times are of
-scoring; ours include planning and the building of trees, and neither includes tokenising.
+scoring; ours include planning and the building of trees (the next while one is scored, as in a run), and neither
+includes tokenising.
 
 The machine's matrix rate is measured in the same run, on the model's own weights at the batch that evalkit uses. "Of
 machine" is the necessary arithmetic over that rate and the wall time: distinct tokens × 2 × the parameters of the
@@ -45,13 +46,14 @@ from evalkit.benchmarks.multiple_choice.prompts import (
 from evalkit.benchmarks.multiple_choice.question_loading import load_questions
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
+from evalkit.benchmarks.session import prefetched
 from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
 from evalkit.models.loading.load import load
 from evalkit.models.loading.locate import locate
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import batches_of
+from evalkit.scoring.pack import TreeBatch, batches_of
 
 BATCH_SIZES = (4, 8, 16, 32)
 """Batch sizes of lm-eval's model; the fastest is used."""
@@ -160,8 +162,9 @@ def compare(
     for task, members in encoded.items():
         row = Row(protocol, dtype, task, len(members), 0, 0, 0, 0, 0, rate, 0, 0, (0, 0))
         with watching(loaded.model.device) as peak:
-            row.ours, mine = timed(lambda members=members, row=row: score(engine, members, scored, row, loaded.model))
+            row.ours, (mine, batches) = timed(lambda members=members: score(engine, members, scored))
         row.memory = peak[0] - about["baseline"]
+        count(row, batches, loaded.model)
         row.theirs, theirs = timed(lambda members=members: peer(members))
         ours = [likelihood(row, protocol) for row in mine]
         row.difference = max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(ours, theirs, strict=True))
@@ -176,14 +179,21 @@ def compare(
         yield row
 
 
-def score(engine: Engine, members: list[EncodedQuestion], scored: frozenset[int], row: Row, model: Any) -> list[Any]:
-    """Score a task by evalkit: its rows in order, and counts of the computed tokens."""
-    trunk: Any = None
+def score(engine: Engine, members: list[EncodedQuestion], scored: frozenset[int]) -> tuple[list[Any], list[TreeBatch]]:
+    """Score a task by evalkit, the next batch prepared meanwhile as in a run; return its rows in order, and batches."""
     found: dict[int, list[Any]] = {}
-    layers, head = matrices(model)
-    for batch in batches_of(question_sequences(members, scored), engine.budget):
+    batches = batches_of(question_sequences(members, scored), engine.budget)
+    for batch in prefetched(iter(batches), lambda batch: batch.tree):
         for item, scores in engine.score(batch):
             found[item] = list(question_rows(members[item], scores, scored))
+    return [one for index in range(len(members)) for one in found[index]], batches
+
+
+def count(row: Row, batches: list[TreeBatch], model: Any) -> None:
+    """Count the tokens of a task's batches, and the arithmetic that they need."""
+    trunk: Any = None
+    layers, head = matrices(model)
+    for batch in batches:
         tokens = len(batch.tree.tokens)
         if trunk is None or not np.array_equal(trunk, batch.trunk):
             trunk = batch.trunk
@@ -191,7 +201,6 @@ def score(engine: Engine, members: list[EncodedQuestion], scored: frozenset[int]
         row.tokens += tokens
         row.batches += 1
         row.flops += 2.0 * (tokens * layers + len(np.unique(batch.tree.pair_nodes)) * head)
-    return [one for index in range(len(members)) for one in found[index]]
 
 
 def decisions(members: list[EncodedQuestion], likelihoods: list[float], counts: list[int]) -> Any:

@@ -13,6 +13,7 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from versus_lm_eval import matrices, matrix_rate, note
@@ -44,8 +45,8 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def build(folder: Path, arguments: argparse.Namespace) -> Path:
-    """Write a checkpoint folder with random weights."""
+def random_model(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """Return a Llama of random weights on the device, and the tokenizer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from evalkit.models.loading.load import load
@@ -59,7 +60,12 @@ def build(folder: Path, arguments: argparse.Namespace) -> Path:
     )  # fmt: skip
     torch.manual_seed(0)
     with torch.device(arguments.device):
-        model = LlamaForCausalLM(config).to(getattr(torch, arguments.dtype))
+        return LlamaForCausalLM(config).to(getattr(torch, arguments.dtype)), tokenizer
+
+
+def build(folder: Path, arguments: argparse.Namespace) -> Path:
+    """Write a checkpoint folder with random weights."""
+    model, tokenizer = random_model(arguments)
     note(f"{sum(p.numel() for p in model.parameters()) / 1e9:.2f} B parameters")
     arguments.rate, arguments.matrices = matrix_rate(model, 8192), sum(matrices(model))
     model.cpu().save_pretrained(folder)

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
-CUDA = pytest.param("cuda", marks=(pytest.mark.gpu, needs_cuda))
+# Inductor, which compiles for CUDA, imports parts of torch that are deprecated
+compiles = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+CUDA = pytest.param("cuda", marks=(pytest.mark.gpu, needs_cuda, compiles))
 DEVICES = ("cpu", CUDA)
 KERNELS = {"cpu": "tiles", "cuda": "flex"}
 """How a tree is attended to where a run is free to choose: on a CUDA device by compiled FlexAttention."""

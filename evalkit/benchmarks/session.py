@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from evalkit.runs.columns import Rows
 
 Prefetched = TypeVar("Prefetched")
-_ABOUT = ("token_budget", "sharing", "loaded")
-"""Entries of a manifest about the loaded model (`Computer.about`)."""
+_ABOUT = ("sharing", "loaded")
+"""Entries of a manifest about the loaded model (`Computer.about`) that do not change how a run goes on."""
 
 
 def prefetched(
@@ -133,21 +133,21 @@ class OpenRun:
                 self.is_missing = kind.is_missing(plan, self.finished)
 
     def _adopt(self) -> None:
-        """Copy the rows that a smaller or larger sample has already, and what was stored about their model."""
+        """Copy the rows that a smaller or larger sample has already, and what is stored about their model."""
         keys, kind, plan, taken = self._kind.keys(self.plan), self._kind, self.plan, dict[str, int]()
         for run in runs_of_other_documents(plan.folder, plan.manifest) if keys else ():
-            with suppress(RunError):
-                rows = FinishedRows(Journal(run.folder / JOURNAL, run.manifest["id"], kind.row, self._say), kind.key)
-                if not (count := self.finished.adopt(rows, keys)):
-                    continue
-                self._say(f"{count:,} of {len(keys):,} documents were scored in {run.folder.name}; they are not again")
+            journal = Journal(run.folder / JOURNAL, run.manifest["id"], kind.row, self._say, is_ours=False)
+            try:
+                rows = FinishedRows(journal, kind.key)
+            except RunError:  # damaged, or of an earlier version
+                continue
+            if count := sum(key in rows and key not in self.finished for key in keys):
                 taken[run.manifest["id"]] = count
-                self._writer.save_manifest(taken_from=taken)
-                if not kind.is_missing(plan, self.finished):
-                    # No model is loaded that could tell
-                    about = {name: run.manifest[name] for name in (*_ABOUT, "facts") if name in run.manifest}
-                    self._writer.save_manifest(**about)
-                    return
+                # Before the rows, and replaced if a model is loaded
+                about = {name: run.manifest[name] for name in _ABOUT if name in run.manifest}
+                self._writer.save_manifest(**about, taken_from=taken)
+                self._say(f"{count:,} of {len(keys):,} documents have scores in {run.folder.name}, which are reused")
+                self.finished.adopt(rows, keys)
 
     def budget(self) -> Budget:
         """Return the token budget; a resumed run keeps the one it was started with, and so its batches."""

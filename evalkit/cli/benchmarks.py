@@ -122,10 +122,10 @@ def run(
 def decide(
     *,
     checkpoints: tuple[str, ...] = argument(metavar="CKPT_A CKPT_B"),
-    margin: float | None = option(None, "Equivalent is a difference within this on both sides, in points or the "
-                                  "outcome's unit.  [required]"),
+    margin: float = option(None, "Equivalent is a difference within this on both sides, in points or the outcome's "
+                           "unit.", required=True),
     max_sample: int | None = option(None, "Documents of each task after which it ends undecided.", "all", metavar="N",
-                                    least=1),
+                                    least=1, shows_least=True),
     outcome: str | None = running.OUTCOME,
     fail: bool = option(False, "Exit with 3 if B is worse, with 4 if it is undecided.", option="--fail-if-worse"),
     printer: Printer,
@@ -133,7 +133,7 @@ def decide(
 ) -> int:  # fmt: skip
     """Score growing samples of two checkpoints until one is shown to be better, or both to be equivalent.
 
-    Samples grow by √2 from some 100 documents of each task, and each look scores only what is new. The intervals
+    Samples grow by √2 from some 200 documents of each task, and each look scores only what is new. The intervals
     hold at all looks together, so it ends at the first verdict. The same command again resumes.
 
     \b
@@ -146,8 +146,8 @@ def decide(
 
     if len(checkpoints) != 2:
         raise UsageError(f"decide is about two checkpoints, and {len(checkpoints)} are given")
-    if margin is None or not (isfinite(margin) and margin >= 0):
-        raise UsageError("--margin M: which difference is too small to matter? a number, 0 or more, in points")
+    if not (isfinite(margin) and margin >= 0):
+        raise UsageError(f"--margin {margin}: expected a finite number, 0 or more")
     given = _request_options(options, ())
     with Progress() as progress:
         key = outcome_key(outcome, options["rule"])

@@ -46,7 +46,7 @@ def compare(
                                           repeated=True),
     anytime: bool = option(False, "Intervals that hold at every look at a sample that grows."),
     watch: int = option(1, "Intervals that hold at N pairs of checkpoints, at all of which you look.", metavar="N",
-                        least=1),
+                        least=1, shows_least=True),
     root: Path | None = RUNS_IN,
 ) -> int:  # fmt: skip
     """Compare runs on the same documents: paired differences, intervals, tests, and the smallest detectable difference.

@@ -33,11 +33,19 @@ class Borrowed:
     """[N], as of `PairedTask`."""
 
     def adjusted(self, differences: Floats) -> tuple[Floats, Estimate]:
-        """Return [n] differences without what the earlier runs explain of their mean, and the explained part's mean."""
+        """Return [n] differences without what the earlier runs explain of their mean, and the explained part's mean.
+
+        About their mean they are residuals over 1 less the leverage, as without the document itself (HC3): a document
+        with an extreme score pulls the regression to it, and its own residual is too small (MacKinnon and White 1985).
+        """
         centred = self.sampled - self.sampled.mean(axis=1, keepdims=True)
-        slopes, *_ = np.linalg.lstsq(centred.T, differences - differences.mean(), rcond=None)
-        offsets = self.sampled - self.every.mean(axis=1, keepdims=True)
-        return differences - slopes @ offsets, mean(slopes @ self.every, self.clusters, self.strata)
+        weights = np.linalg.pinv(centred @ centred.T) @ centred
+        slopes = weights @ differences
+        leverage = (centred * weights).sum(axis=0) + 1 / len(differences)
+        residuals = (differences - differences.mean() - slopes @ centred) / np.maximum(1 - leverage, 1e-9)
+        shift = slopes @ (self.sampled.mean(axis=1) - self.every.mean(axis=1))
+        value = differences.mean() - shift
+        return value + residuals - residuals.mean(), mean(slopes @ self.every, self.clusters, self.strata)
 
     def with_errors(self, residual: Estimate, explained: Estimate, sources: int) -> Estimate:
         """Return the estimate of the mean, with the residual's error on the sample and the explained part's on all.
@@ -63,8 +71,11 @@ def borrowed(task: PairedTask, first: Comparable, earlier: Sequence[Comparable],
     sampled, every = [], []
     for run, table, key in zip(earlier, tables, keys, strict=True):
         places, order = key.get_indexer(asked), key.get_indexer(keys[0])
-        if len(key) != len(keys[0]) or (places < 0).any() or (order < 0).any():
+        if (places < 0).any():
             raise UsageError(f"--given {run.run.folder.name}: it lacks documents of {name}; give runs of all documents")
+        if len(key) != len(keys[0]) or (order < 0).any():
+            runs = f"{earlier[0].run.folder.name} and {run.run.folder.name}"
+            raise UsageError(f"--given: {runs} have different documents of {name}; give runs of the same documents")
         scores = run.by_rule(rule)[np.asarray(table.index)]
         if scores.ndim > 1:
             raise UsageError(f"--given is for scores of documents, and {rule} has one for each layer")

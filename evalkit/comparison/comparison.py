@@ -27,7 +27,18 @@ from evalkit.comparison.differences import (
     tally,
     verdict_of,
 )
-from evalkit.comparison.line import ScoredLine, average_difference, by_task, efficiency, line_label, line_name, longer
+from evalkit.comparison.line import (
+    ScoredLine,
+    average_difference,
+    by_task,
+    efficiency,
+    length_ratio,
+    line_label,
+    line_name,
+    line_of,
+    look_at_average,
+    worth_of,
+)
 from evalkit.comparison.pairing import PairedTask, Pairing, common_key, own_rules, pair
 from evalkit.comparison.sides import Side, autocorrelation_sentence, claim_of, sides_of
 from evalkit.errors import UsageError
@@ -37,7 +48,6 @@ from evalkit.paths import RUNS
 from evalkit.runs.finding import find_any_run
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import MARGIN, outcome_key
-from evalkit.stats.estimates import average
 from evalkit.stats.noise import autocorrelation
 from evalkit.stats.power import ALPHA
 from evalkit.stats.sequential import ONCE, Looks
@@ -163,6 +173,8 @@ def compare_sides(
     graded: dict[str, Comparable] = {}
     if given and any(len(side.runs) > 1 for side in sides):
         raise UsageError("--given is for single runs: of several seeds or checkpoints their number limits the error")
+    if len({run.folder for run in given}) < len(given):
+        raise UsageError("--given names a run twice; remove one")
     if given:
         pair(baseline, Side("earlier runs", tuple(given)), graded)  # which raises if they are not measured alike
     earlier = tuple(graded[str(run.folder)] for run in given)
@@ -255,16 +267,11 @@ def compare_pairing(
         continuous=_continuous(pairing, rule, lines),
         sides=sides,
         looks=pairing.looks,
-        longer=longer(averages[-1], lines, ALPHA / sides),
+        length_ratio=length_ratio(look_at_average(lines).level(ALPHA / sides), ALPHA / sides, averages[-1].freedom),
         given=tuple(run.run.folder.name for run in pairing.given),
-        worth=_worth(lines),
+        worth=worth_of(lines) if pairing.given else None,
         margin=None if margin is None else margin_verdict(tested, margin),
     )
-
-
-def _worth(lines: Sequence[ScoredLine]) -> float:
-    alone, given = (average([getattr(line, name) for line in lines]).variance for name in ("alone", "documents"))
-    return alone / given if given > 0 else 1.0
 
 
 def margin_verdict(lines: Sequence[ScoredLine], margin: float) -> MarginVerdict:
@@ -303,14 +310,13 @@ def subject_differences(pairing: Pairing, task: PairedTask, rule: str) -> tuple[
     """
     assert task.strata is not None
     names = pairing.graded[0].documents["subtask"].to_numpy()[task.rows[0]]
-    measure, lines = pairing.measure(rule), []
+    lines = []
     for number in range(int(task.strata.max()) + 1):
         of_subject = task.strata == number
         clusters = None if task.clusters is None else task.clusters[of_subject]
         rows, name = tuple(rows[of_subject] for rows in task.rows), str(names[of_subject][0])
         subject = replace(task, task=name, clusters=clusters, strata=None, rows=rows, dropped=0)
-        scores = pairing.scores(subject, rule)
-        lines.append(ScoredLine(subject, *scores, measure, None, pairing.in_pairs, pairing.looks))
+        lines.append(line_of(pairing, subject, rule))
     return _family(lines, with_power=False)
 
 
@@ -322,11 +328,9 @@ def _family(lines: Sequence[ScoredLine], with_power: bool) -> tuple[TaskDifferen
 
 def _lines(pairing: Pairing, rule: str) -> tuple[list[ScoredLine], list[ScoredLine]]:
     """Return a line for each task, and the lines that are tested: these, or those of the tasks' layers."""
-    lines, layered = by_task(pairing, rule), []
-    for line, (number, layer) in product(lines, enumerate(lines[0].measure.layers)):
-        scores = pairing.scores(line.paired, rule, number)
-        layered.append(ScoredLine(line.paired, *scores, line.measure, layer, pairing.in_pairs, pairing.looks))
-    return lines, layered or lines
+    lines = by_task(pairing, rule)
+    layers = enumerate(lines[0].measure.layers)
+    return lines, [line_of(pairing, line.paired, rule, layer) for line, layer in product(lines, layers)] or lines
 
 
 def _averages(
@@ -360,6 +364,8 @@ def _continuous(pairing: Pairing, rule: str, of_rule: Sequence[ScoredLine]) -> C
         average_difference("Average", lines),
         [line for line in of_rule if line.paired.task in pairing.names],
     )
-    ratio = efficiency(kept, lines) if average.spread is None else None
+    # The ratio is that of a single look at documents alone
+    is_plain = average.spread is None and pairing.looks == ONCE and not pairing.given
+    ratio = efficiency(kept, lines) if is_plain else None
     _, low, high = ratio or (None, None, None)
     return ContinuousEvidence(outcome, lines[0].measure, average, left_out, low, None if high == math.inf else high)

@@ -205,7 +205,7 @@ def _notes(compared: Comparison, b: str) -> Iterator[str]:
         listed = ", ".join(f"{label(compared, task.name)} {task.sources:,}" for task in clustered)
         exact = "exact " * (not measure.graded)
         tested = f", p: the larger of the {exact}sign-flip test's over whole sources and the interval's t"
-        yield f"†: documents share sources ({listed}): clustered error{tested * (not seeds)}"
+        yield f"†: documents share sources ({listed}): clustered error{tested * (not seeds and tasks[0].test != GIVEN)}"
     if strata := [task for task in tasks if task.strata > 1]:
         yield f"stratified by subject: {', '.join(label(compared, task.name) for task in strata)}"
     if measure.alternatives == "prompt":

@@ -177,12 +177,12 @@ class Comparison:
     """Number of sides that are compared with A, over which the verdict on the average is corrected."""
     looks: Looks = ONCE
     """Those at which intervals and p values hold."""
-    longer: float = 1.0
+    length_ratio: float = 1.0
     """How many times as long the interval of the average is for that as that of a single look."""
     given: tuple[str, ...] = ()
     """Earlier runs from which the differences borrow strength."""
-    worth: float = 1.0
-    """How many times as many documents the average would need for the same error without them."""
+    worth: float | None = None
+    """How many times as many documents give the average the same error without them; None: unknown, or no such run."""
     margin: MarginVerdict | None = None
 
     def __repr__(self) -> str:

@@ -21,7 +21,7 @@ from evalkit.stats import adjusted as adjusting
 from evalkit.stats import significance
 from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, average, interval, mean, skewness, t_quantile
 from evalkit.stats.power import ALPHA, detectable, mcnemar_detectable, sign_flip_detectable
-from evalkit.stats.sequential import FIRST, ONCE, Looks
+from evalkit.stats.sequential import FIRST, ONCE, Look, Looks
 
 MCNEMAR, SIGN_FLIP, SEEDS = "McNemar", "sign flip and t", "t over seeds and documents"
 PAIRS, GIVEN = "t over pairs of seeds and documents", "t of the regression on earlier runs"
@@ -47,18 +47,21 @@ class ScoredLine:
         given: Borrowed | None = None,
     ) -> None:
         self.paired, self.a, self.b, self.measure, self.layer = paired, a, b, measure, layer
-        self.looks, self.growth = looks, paired.n / min(FIRST, paired.total or FIRST)
+        self.look = Look(looks, paired.n / min(FIRST, paired.total or FIRST))
         self.in_pairs, self.name = in_pairs, line_name(paired.task, layer)
         self.differences = b.mean(axis=0) - a.mean(axis=0)
         self.won, self.lost = int((self.differences > 0).sum()), int((self.differences < 0).sum())
         self.documents = self.alone = mean(self.differences, paired.clusters, paired.strata)
+        # Adjusted differences have no size by which a document could be won or lost
+        raw = self.differences
         if given is not None:
-            self.differences, explained = given.adjusted(self.differences)
+            self.differences, explained = given.adjusted(raw)
             residual = mean(self.differences, paired.clusters, paired.strata)
             self.documents = given.with_errors(residual, explained, paired.sources)
         self.sums = significance.cluster_sums(self.differences, paired.clusters)
         self.weights = significance.cluster_sums(np.ones(paired.n), paired.clusters)
-        self.size = adjusting.size_of_differences(self.sums, self.weights, measure.span)
+        sums = significance.cluster_sums(raw, paired.clusters)
+        self.size = adjusting.size_of_differences(sums, self.weights, measure.span)
         # Without bounds no interval near them can be too short, but a long tail can be
         self.adjusted = self.documents._replace(skewness=skewness(self.differences, paired.clusters, paired.strata))
         if measure.bounds:
@@ -77,7 +80,7 @@ class ScoredLine:
     @property
     def p(self) -> float | None:
         """The p value; None if it is unknown. A difference as small as rounding has 1."""
-        return self.looks.p(self.p_of_one_look, self.growth)
+        return self.look.p(self.p_of_one_look)
 
     @cached_property
     def p_of_one_look(self) -> float | None:
@@ -93,8 +96,7 @@ class ScoredLine:
 
     def p_against(self, difference: float) -> float | None:
         """Return the p value of the interval's test, against another difference than zero; None if it is unknown."""
-        p = None if self.has_too_few else _p_value(self.adjusted, self.spread, difference)
-        return self.looks.p(p, self.growth)
+        return self.look.p(None if self.has_too_few else _p_value(self.adjusted, self.spread, difference))
 
     @property
     def dominance(self) -> float:
@@ -106,13 +108,16 @@ class ScoredLine:
         """Return the smallest true difference that a test at a level detects with 80 % power; None if there is none."""
         if self.has_too_few:
             return None
-        level = self.looks.level(level, self.growth)
+        level = self.look.level(level)
         if self.test == MCNEMAR:
             return mcnemar_detectable(self.paired.n, self.won + self.lost, level)
         span = self.measure.span
         smooth = detectable(self.adjusted, self.spread, span, level)
         if self.test == GIVEN:
             return smooth
+        sampled = self.test == SIGN_FLIP and np.count_nonzero(self.sums) > significance.ENUMERATED
+        if sampled and level < 1 / (significance.DRAWS + 1):  # no sampled p value is below it
+            return None
         if not math.isfinite(span):
             # With too few sources no pattern of signs is significant, whatever the differences
             return None if self.test == SIGN_FLIP and 2.0 ** (1 - len(self.sums)) > level else smooth
@@ -127,7 +132,7 @@ class ScoredLine:
         verdict = verdict_of(corrected, self.documents.value, measure.higher_is_better)
         verdict = TOO_FEW if self.has_too_few else verdict
         estimates = (self.documents, self.adjusted, self.spread, self.p_of_one_look)
-        effect = _effect(self.name, self.a, self.b, *estimates, measure, self.looks, self.growth)
+        effect = _effect(self.name, self.a, self.b, *estimates, measure, self.look)
         if self.has_too_few:
             effect = replace(effect, low=-measure.span, high=measure.span)
         smallest = None if level is None else self.detectable(level)
@@ -149,14 +154,24 @@ class ScoredLine:
         )
 
 
+def line_of(
+    pairing: Pairing,
+    task: PairedTask,
+    rule: str,
+    layer: tuple[int, int] | None = None,
+    given: Borrowed | None = None,
+) -> ScoredLine:
+    """Return the line of a task's documents, or of one layer of them: its index and its number."""
+    index, number = layer or (None, None)
+    scores = pairing.scores(task, rule, index)
+    return ScoredLine(task, *scores, pairing.measure(rule), number, pairing.in_pairs, pairing.looks, given)
+
+
 def by_task(pairing: Pairing, rule: str) -> list[ScoredLine]:
     """Return a line for each task; for a measure with layers, of each document's mean over them."""
-    measure, lines = pairing.measure(rule), []
-    for task in pairing.tasks:
-        given = borrowed(task, pairing.graded[0], pairing.given, rule) if pairing.given else None
-        scores = pairing.scores(task, rule)
-        lines.append(ScoredLine(task, *scores, measure, None, pairing.in_pairs, pairing.looks, given))
-    return lines
+    first, earlier = pairing.graded[0], pairing.given
+    given = [borrowed(task, first, earlier, rule) if earlier else None for task in pairing.tasks]
+    return [line_of(pairing, task, rule, None, each) for task, each in zip(pairing.tasks, given, strict=True)]
 
 
 def average_difference(
@@ -170,8 +185,8 @@ def average_difference(
     measure, count = lines[0].measure, len(lines)
     a, b = (np.stack([getattr(line, side).mean(axis=1) for line in lines]).mean(axis=0) for side in "ab")
     documents, of_tasks = average([line.documents for line in lines]), [line.adjusted for line in lines]
-    looks, growth = lines[0].looks, average_growth(lines)
-    nominal = looks.level(level, growth)
+    look = look_at_average(lines)
+    nominal = look.level(level)
     if measure.bounds:
         sources, sizes = [line.paired.sources for line in lines], [line.size for line in lines]
         adjusted = adjusting.adjusted_average(documents, of_tasks, sources, sizes, nominal)
@@ -186,7 +201,7 @@ def average_difference(
     p = lines[0].p_of_one_look if count == 1 else _p_value(adjusted, parts)
     if abs(documents.value) <= sum(line.rounding for line in lines) / count and measure.resolution:
         p = 1.0
-    effect = _effect(name, a, b, documents, adjusted, parts, p, measure, looks, growth, level)
+    effect = _effect(name, a, b, documents, adjusted, parts, p, measure, look, level)
     if count == 1 and lines[0].has_too_few:
         effect = replace(effect, low=-measure.span, high=measure.span, verdict=TOO_FEW)
     if with_power:
@@ -195,19 +210,16 @@ def average_difference(
     return AverageDifference(**vars(effect))
 
 
-def average_growth(lines: Sequence[ScoredLine]) -> float:
-    """Return the growth (`Looks`) of an average: that of the tasks, weighted by their parts of its variance."""
+def look_at_average(lines: Sequence[ScoredLine]) -> Look:
+    """Return the look at an average, whose growth is that of the tasks, weighted by their parts of its variance."""
     variances = [line.documents.variance for line in lines]
-    return float(np.average([line.growth for line in lines], weights=variances if sum(variances) > 0 else None))
+    growths = [line.look.growth for line in lines]
+    return Look(lines[0].look.looks, float(np.average(growths, weights=variances if sum(variances) > 0 else None)))
 
 
-def longer(difference: AverageDifference, lines: Sequence[ScoredLine], level: float = ALPHA) -> float:
-    """Return how many times as long an average's interval is as that of a single look at the same documents."""
-    looks, freedom = lines[0].looks, difference.freedom
-    if looks == ONCE or freedom is None:
-        return 1.0
-    levels = (looks.level(level, average_growth(lines)), level)
-    of_all, of_one = (t_quantile(1 - each / 2, freedom) for each in levels)
+def length_ratio(nominal: float, level: float, freedom: float | None) -> float:
+    """Return how many times as long an interval of a nominal level is as that of a single look."""
+    of_all, of_one = (t_quantile(1 - each / 2, freedom or math.inf) for each in (nominal, level))
     return of_all / of_one
 
 
@@ -221,22 +233,22 @@ def _p_value(estimate: Estimate, parts: significance.Spread | None, null: float 
 
 def _effect(
     name: str, a: Floats, b: Floats, documents: Estimate, adjusted: Estimate, parts: significance.Spread | None,
-    p: float | None, measure: Measure, looks: Looks, growth: float, level: float = ALPHA,
+    p: float | None, measure: Measure, look: Look, level: float = ALPHA,
 ) -> Difference:  # fmt: skip
     """Return what is common to tasks and averages; the adjusted interval is clipped to possible differences.
 
     An exact test may be not significant where the t interval excludes zero. The interval is then extended to zero, so
     that the two agree.
     """
-    level, least = looks.level(level, growth), looks.level(ALPHA, growth)
+    level = look.level(level)
     estimate, adjusted = (
         each if parts is None else significance.crossed(each, parts, level) for each in (documents, adjusted)
     )
     bounds, span = interval(adjusted, level), measure.span
     low, high = (-span, span) if math.isnan(bounds.low) else (max(-span, bounds.low), min(span, bounds.high))
-    if p is None or p > least:
+    if p is None or p > level:
         low, high = min(low, 0.0), max(high, 0.0)
-    p = looks.p(p, growth)
+    p = look.p(p)
     error, freedom = nan_to_none(estimate.stderr), nan_to_none(adjusted.freedom)
     scores, verdict = (float(a.mean()), float(b.mean())), verdict_of(p, estimate.value, measure.higher_is_better)
     return Difference(name, *scores, estimate.value, low, high, error, freedom, p, parts, verdict)
@@ -250,6 +262,12 @@ def line_name(task: str, layer: int | None) -> str:
 def line_label(label: Label, layer: int | None) -> Label:
     """Return the printed label of a line."""
     return label if layer is None else Label(*(f"{text}, layer {layer}" for text in label))
+
+
+def worth_of(lines: Sequence[ScoredLine]) -> float | None:
+    """Return how many times as many documents give an average the same error without earlier runs; None: unknown."""
+    alone, given = (average([getattr(line, name) for line in lines]).variance for name in ("alone", "documents"))
+    return alone / given if given > 0 else None
 
 
 def nan_to_none(value: float) -> float | None:

@@ -116,7 +116,7 @@ def looks_sentence(compared: Comparison) -> str | None:
     at += [f"{looks.checkpoints} pairs of checkpoints"] if looks.checkpoints > 1 else []
     if not at:
         return None
-    longer = f"that of the average is {fixed(compared.longer, 2)} times as long as that of a single look"
+    longer = f"that of the average is {fixed(compared.length_ratio, 2)} times as long as that of a single look"
     return f"Intervals and p values hold together at {' and at '.join(at)}; {longer}."
 
 
@@ -124,8 +124,10 @@ def given_sentence(compared: Comparison) -> str | None:
     """Return from which earlier runs the differences borrow strength, and how much; None without any."""
     if not compared.given:
         return None
-    worth = f"which are worth {fixed(compared.worth, 2)} times as many documents to the average"
-    return f"Differences borrow strength from {', '.join(compared.given)}, {worth}."
+    sentence = f"Differences borrow strength from the scores of {', '.join(compared.given)}"
+    if compared.worth is None:
+        return f"{sentence}."
+    return f"{sentence}: the average has the error of {fixed(compared.worth, 2)} times as many documents."
 
 
 def _primary(compared: Comparison) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import cache
 from typing import Any
 
 import torch
@@ -98,6 +99,12 @@ def compile_for_any_size(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*arguments, **options)
 
     return run
+
+
+@cache
+def compiled_for(function: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """Return a function compiled for CUDA; for another type of device the function itself."""
+    return compile_for_any_size(function) if device == "cuda" else function
 
 
 def compilations() -> int:

@@ -45,6 +45,14 @@ class WholeLogits(torch.nn.Identity):
         self.weight = like.new_empty(()).expand(vocabulary, vocabulary)
 
 
+class _LogitsModel(torch.nn.Module):
+    """Base model whose `last_hidden_state` are logits."""
+
+    def __init__(self, states: Callable[..., Any]) -> None:
+        super().__init__()
+        self.forward = states
+
+
 class CalledModel(torch.nn.Module):
     """See the module. `before` is called before each forward pass of a sharded module: processes keep in step by it.
 
@@ -65,11 +73,7 @@ class CalledModel(torch.nn.Module):
         """Known once `probe` has run."""
         self.device = next(module.parameters()).device
         self.config = module.config if self._masks else _described(module, window)
-
-    @property
-    def base_model(self) -> Any:
-        """What returns an object with `last_hidden_state`, which are logits."""
-        return self.states
+        self.base_model = _LogitsModel(self.states)
 
     @property
     def dtype(self) -> torch.dtype:

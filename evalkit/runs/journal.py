@@ -81,11 +81,14 @@ class Journal:
     """Append-only file of entries of the run with the id `run`; created when the first entry is written.
 
     `row` is the type of the rows, a `NamedTuple` of str, int, float, bool and None. `say` is called with a message when
-    damaged lines are dropped.
+    damaged lines are dropped; the journal of another run (not `is_ours`) is not changed, and damage is an error.
     """
 
-    def __init__(self, path: Path, run: str, row: type[tuple[Any, ...]], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, path: Path, run: str, row: type[tuple[Any, ...]], say: Callable[[str], None], is_ours: bool = True
+    ) -> None:
         self.row = row
+        self._is_ours = is_ours
         self._path = path
         self._run = run
         self._say = say
@@ -113,9 +116,11 @@ class Journal:
                         size += len(content) + 1
                         yield entry
                     start += len(line)
+            if damaged and not self._is_ours:
+                raise RunError(f"journal {self._path} has {damaged} damaged line(s)")
             if damaged:
                 self._say(f"{self._path}: {damaged} damaged line(s) dropped; their documents are scored again")
-            if not whole:
+            if not whole and self._is_ours:
 
                 def lines() -> Iterator[bytes]:
                     with self._path.open("rb") as file:
@@ -213,17 +218,15 @@ class FinishedRows:
         """Add a finished batch to the journal; see `Journal.append`."""
         self._add(*self._journal.append(entry, rows, packed))
 
-    def adopt(self, other: FinishedRows, keys: Collection[Key]) -> int:
-        """Add the rows of another run that have these keys and are missing here; return the number of these keys."""
+    def adopt(self, other: FinishedRows, keys: Collection[Key]) -> None:
+        """Add the rows of another run that have these keys and are missing here."""
         import pyarrow as pa
 
-        before = len(self._keys)
         for entry, batch, of_rows in other.keyed():
             kept = [key in keys and key not in self._keys for key in of_rows]
             if any(kept):
                 seconds = round(entry.seconds * sum(kept) / len(kept), 4)
                 self.append(replace(entry, batch=NO_BATCH, seconds=seconds), batch.filter(pa.array(kept)))
-        return len(self._keys) - before
 
     def keyed(self) -> Iterator[tuple[Entry, pa.RecordBatch, Iterator[Key]]]:
         """Yield the entries with their rows and the keys of these."""

@@ -58,7 +58,7 @@ def hardware_of(device: str) -> str:
 
 
 def devices(batches: Iterable[tuple[str, int, BatchDevice | None]]) -> list[dict[str, Any]]:
-    """Return the manifest's devices from (task, batch number, device) of each batch; numbers as ranges, "0-2,5"."""
+    """Return the manifest's devices from (task, batch number, device) of each batch, numbers as "none,0-2,5"."""
     by_device: dict[BatchDevice, dict[str, set[int]]] = {}
     for task, number, device in batches:
         if device is not None:
@@ -67,10 +67,13 @@ def devices(batches: Iterable[tuple[str, int, BatchDevice | None]]) -> list[dict
     for device, tasks in by_device.items():
         ranges = {}
         for task, numbers in tasks.items():
+            without_batch = ["none"] * (-1 in numbers)
+            numbers.discard(-1)
             firsts = [str(number) for number in sorted(numbers) if number - 1 not in numbers]
             lasts = [str(number) for number in sorted(numbers) if number + 1 not in numbers]
             spans = zip(firsts, lasts, strict=True)
-            ranges[task] = ",".join(first if first == last else f"{first}-{last}" for first, last in spans)
+            spanned = [first if first == last else f"{first}-{last}" for first, last in spans]
+            ranges[task] = ",".join([*without_batch, *spanned])
         stored.append(device._asdict() | {"batches": ranges})
     return stored
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AttentionInterface
 
-from evalkit.compatibility.torch import compile_for_any_size
+from evalkit.compatibility.torch import compiled_for
 from evalkit.compatibility.transformers import attention_of, select_attention
 from evalkit.scoring.tree import Ints
 
@@ -152,20 +151,19 @@ def _selected(states: torch.Tensor, ranges: list[tuple[int, int]]) -> torch.Tens
 class FlexLayout:
     """Tree attention by FlexAttention, for GPUs; arguments as of `TileLayout`.
 
-    Lengths are padded to multiples of `_BLOCK`, and the mask reads sizes from tensors only, so that batches of all
-    sizes run the same compiled kernel. The mask reaches the device in one copy, which does not wait for it.
+    Lengths are multiples of `_BLOCK`, and the mask reads sizes from tensors only, so that batches of all sizes run the
+    same compiled kernel. The mask reaches the device in one copy, which does not wait for it. States are padded, unless
+    they have these lengths: queries those of `queries` tokens, keys those of the trunk's blocks before.
     """
 
     def __init__(self, ends: Ints, trunk: int, device: torch.device) -> None:
-        self._nodes, self._trunk = len(ends), trunk
+        self._trunk, self._before = trunk, multiple_of_block(trunk)
         # At least two blocks, since a size of one is compiled as a constant
-        self._padded = max(-len(ends) % _BLOCK, 2 * _BLOCK - len(ends))
-        self._gap = -trunk % _BLOCK
-        queries = len(ends) + self._padded
+        self.queries = queries = max(multiple_of_block(len(ends)), 2 * _BLOCK)
         # The queries that attend to each key are a range [first, last) of nodes, since a subtree has no gap
         index = np.arange(queries, dtype=np.int32)
-        first = np.concatenate((np.zeros(trunk + self._gap, np.int32), index))
-        whole, none = np.full(trunk, queries, np.int32), np.zeros(self._gap, np.int32)
+        first = np.concatenate((np.zeros(self._before, np.int32), index))
+        whole, none = np.full(trunk, queries, np.int32), np.zeros(self._before - trunk, np.int32)
         last = np.concatenate((whole, none, ends, index[len(ends) :] + 1)).astype(np.int32)
         self._mask = _block_mask(first, last, queries, device)
 
@@ -176,16 +174,20 @@ class FlexLayout:
 
         if product is not None:
             raise Unsupported("attention that is not softmax attention")
-        query, key, value = _pad(query, self._padded), self._spread(key), self._spread(value)
-        output = _compiled(flex_attention, query.device.type)(
-            query, key, value, block_mask=self._mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
-        )
-        attended: torch.Tensor = output[:, :, : self._nodes].transpose(1, 2)
+        # Uncompiled, it stores the whole [queries, keys] matrix
+        padded, key, value = pad(query, self.queries), self._spread(key), self._spread(value)
+        output = compiled_for(flex_attention, query.device.type)(
+            padded, key, value, block_mask=self._mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1],
+            kernel_options=_kernel_options(query),
+        )  # fmt: skip
+        attended: torch.Tensor = output[:, :, : query.shape[2]].transpose(1, 2)
         return attended
 
     def _spread(self, states: torch.Tensor) -> torch.Tensor:
-        nodes = _pad(states[:, :, self._trunk :], self._padded)
-        return torch.cat((_pad(states[:, :, : self._trunk], self._gap), nodes), dim=2) if self._trunk else nodes
+        if not self._trunk or states.shape[2] == self._before + self.queries:
+            return pad(states, self.queries)
+        trunk, nodes = states.split((self._trunk, states.shape[2] - self._trunk), dim=2)
+        return torch.cat((pad(trunk, self._before), pad(nodes, self.queries)), dim=2)
 
 
 def _block_mask(first: Ints, last: Ints, queries: int, device: torch.device) -> Any:
@@ -218,14 +220,24 @@ def _block_mask(first: Ints, last: Ints, queries: int, device: torch.device) -> 
     )
 
 
-def _pad(states: torch.Tensor, tokens: int) -> torch.Tensor:
-    return torch.nn.functional.pad(states, (0, 0, 0, tokens)) if tokens else states
+def _kernel_options(query: torch.Tensor) -> dict[str, Any]:
+    # No public option says that lengths are multiples of a block, which a compiler for any size cannot know
+    options: dict[str, Any] = {"IS_DIVISIBLE": True}
+    if query.dtype != torch.float32 and query.shape[3] <= 64:
+        # Half as many keys as by default: a token's ancestors are few
+        options |= {"BLOCK_M": 128, "BLOCK_N": 64}
+    return options
 
 
-@cache
-def _compiled(function: Any, device: str) -> Any:
-    """Compile a function for CUDA; uncompiled FlexAttention materialises the whole [queries, keys] matrix."""
-    return compile_for_any_size(function) if device == "cuda" else function
+def multiple_of_block(tokens: int) -> int:
+    """Round a number of tokens up to blocks of FlexAttention's mask."""
+    return -(-tokens // _BLOCK) * _BLOCK
+
+
+def pad(states: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Pad [1, heads, tokens, size] with zeros to a number of tokens."""
+    missing = tokens - states.shape[2]
+    return torch.nn.functional.pad(states, (0, 0, 0, missing)) if missing > 0 else states
 
 
 TreeAttention: TypeAlias = TileLayout | FlexLayout

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from evalkit.models.memory import keep_freed_blocks, refuse_to_split
 from evalkit.scoring.architecture import kernels_for, longest_shared, window_of
 from evalkit.scoring.checks import DAMAGED, ModelChecks, TooManyTokens, memory_for, runs
 from evalkit.scoring.forward import Forward, Scores
-from evalkit.scoring.pack import Sequences, SequenceSet, TreeBatch, return_freed_memory
+from evalkit.scoring.pack import Sequences, TreeBatch, return_freed_memory
 from evalkit.scoring.sharing import BatchLengths
 
 DENSE_TOKENS = 512
@@ -134,7 +135,7 @@ class Engine:
         shares = not alone and self.shares and (self._longest is None or longest <= self._longest)
         if shares and not self._failure_at(BatchLengths(len(batch.trunk) + len(batch.tree.tokens), longest)):
             scores = self._shared_scores(batch)
-            if all(map(_is_finite, batch.sets, scores)):
+            if _are_finite(batch.sequences, scores):
                 return list(zip(batch.items, scores, strict=True))
             # A NaN spreads over its row in spite of the mask; scoring unshared finds the sequence that it comes from
         # evalkit's output head needs less memory, but may not be the model's
@@ -146,7 +147,7 @@ class Engine:
                 with memory_for(item.label, len(tokens)):
                     members.append(score(tokens))
             scores.append(members)
-            if not _is_finite(item, members):
+            if not _are_finite(Sequences.of([item]), [members]):
                 raise ScoringError(f"{item.label}: a log-likelihood is not a finite number; try --dtype float32")
         return list(zip(batch.items, scores, strict=True))
 
@@ -208,8 +209,8 @@ class Engine:
             with memory_for(batch.sets[0].label, len(batch.trunk) + len(tree.tokens), at_most=len(batch.items) == 1):
                 trunk = self._forward.trunk(batch.trunk)
                 pairs = self._forward.score(tree, trunk)
-            paths = iter(tree.paths)
-            return [[pairs.along(next(paths), trunk.scores) for _ in item.sequences] for item in batch.sets]
+            scores = iter(pairs.along(tree.paths, trunk.scores))
+            return [list(islice(scores, len(item.sequences))) for item in batch.sets]
         # Outside the handler, so that the traceback no longer references the tensors
         refuse_to_split(f"{len(tree.tokens)} tokens")
         if torch.cuda.is_available():
@@ -224,9 +225,11 @@ def _longest_input(sequences: Sequences) -> int:
     return int(sequences.lengths.max()) - 1
 
 
-def _is_finite(item: SequenceSet, members: list[Scores]) -> bool:
-    pairs = zip(item.is_scored, members, strict=True)
-    return all(bool(np.isfinite(scores.logprobs[1:][mask[1:]]).all()) for mask, scores in pairs)
+def _are_finite(sequences: Sequences, scores: list[list[Scores]]) -> bool:
+    is_scored = sequences.is_scored.copy()
+    is_scored[sequences.starts[:-1]] = False
+    logprobs = np.concatenate([of_sequence.logprobs for members in scores for of_sequence in members])
+    return bool(np.isfinite(logprobs[is_scored]).all())
 
 
 def _rounded_up(length: int, steps: int) -> int:

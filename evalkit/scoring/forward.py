@@ -7,11 +7,12 @@ of the vocabulary at a time, with a float32 log-sum-exp, so no [nodes, vocabular
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from inspect import Parameter, signature
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,19 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
+from evalkit.compatibility.names import replaced
+from evalkit.compatibility.torch import compiled_for
 from evalkit.models.called import WholeLogits
 from evalkit.models.parts import base_of, dynamic_modules, forget_lengths
-from evalkit.scoring.attention import FlexLayout, TileLayout, additive_mask, attending, to_device
+from evalkit.scoring.attention import (
+    FlexLayout,
+    TileLayout,
+    additive_mask,
+    attending,
+    multiple_of_block,
+    pad,
+    to_device,
+)
 from evalkit.scoring.tree import TRUNK, Ints, Tree
 
 KERNELS = ("tiles", "flex", "dense")
@@ -34,6 +45,8 @@ _MIN_COLUMNS = 512
 _MOST_NODES = 2**16
 """Maximum nodes of one call of the head; limited by `_WHOLE_LOGITS` where its columns cannot be split."""
 _WHOLE_LOGITS = 2**23
+_MANY_NODES = 2048
+"""Nodes from which a GPU's log-sum-exp is compiled."""
 _FAR = 100.0
 """Largest difference of logits, in nats, at which a float32 sum keeps its precision."""
 
@@ -52,17 +65,22 @@ class Scores:
     greedy: NDArray[np.bool_]
     """[tokens] False if not scored or not requested."""
 
-    def along(self, path: Ints, before: Scores) -> Scores:
-        """Return the scores of one sequence: `before` for its trunk, then those of its path's pairs."""
-        logprobs = np.append(self.logprobs, np.float32(np.nan))[path]
-        greedy = np.append(self.greedy, False)[path]
-        return Scores(np.concatenate((before.logprobs, logprobs)), np.concatenate((before.greedy, greedy)))
+    def along(self, paths: Sequence[Ints], before: Scores) -> list[Scores]:
+        """Return the scores of each sequence: `before` for its trunk, then those of its path's pairs."""
+        pairs, trunk = len(self.logprobs), len(before.logprobs)
+        start = np.arange(pairs, pairs + trunk, dtype=np.int32)
+        index = np.concatenate([part for path in paths for part in (start, path)])
+        # The last entry is that of -1, a token that is not scored
+        logprobs = np.concatenate((self.logprobs, before.logprobs, [np.float32(np.nan)]))[index]
+        greedy = np.concatenate((self.greedy, before.greedy, [False]))[index]
+        bounds = pairwise(accumulate((trunk + len(path) for path in paths), initial=0))
+        return [Scores(logprobs[first:end], greedy[first:end]) for first, end in bounds]
 
     @classmethod
     def after_first(cls, rest: Scores) -> Scores:
         """Return the scores of a whole sequence: the unscored first token, then `rest`."""
         first = cls(np.full(1, np.nan, np.float32), np.zeros(1, np.bool_))
-        return rest.along(np.arange(len(rest.logprobs), dtype=np.int32), first)
+        return rest.along([np.arange(len(rest.logprobs), dtype=np.int32)], first)[0]
 
 
 class OutputHead:
@@ -99,8 +117,9 @@ class OutputHead:
         columns: int = self.module.weight.shape[0]
         if type(self.module) is torch.nn.Linear:
             most = max(1, min(len(distinct), _MOST_NODES))
-            logits = _CPU_LOGITS if self._device.type == "cpu" else _GPU_LOGITS
-            columns = min(columns, max(_MIN_COLUMNS, logits // most))
+            # A GPU multiplies matrices at odd addresses at half its rate
+            logits, step = (_CPU_LOGITS, 1) if self._device.type == "cpu" else (_GPU_LOGITS, _MIN_COLUMNS)
+            columns = min(columns, max(_MIN_COLUMNS, logits // most // step * step))
         else:
             most = max(1, _WHOLE_LOGITS // columns)
         # Pairs in the order in which they are scored: by chunk of nodes, then by target
@@ -144,12 +163,19 @@ class OutputHead:
 
 def _log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
     if logits.device.type != "cpu":
-        return logits.float().logsumexp(-1)
+        # Compiled, it reads the logits and writes none; for all sizes as is best for the first, so not for a few nodes
+        is_large = logits.dtype != torch.float32 and len(logits) >= _MANY_NODES
+        total: torch.Tensor = (compiled_for(_wide_sum, logits.device.type) if is_large else _wide_sum)(logits)
+        return total
     # log_softmax needs one pass over the logits
     first = logits[:, 0].float()
     total = first - torch.log_softmax(logits, -1, dtype=torch.float32)[:, 0]
     # A masked first token (a huge negative logit, or -inf) would lose the sum's precision
-    return total if (total - first).amax() < _FAR else logits.float().logsumexp(-1)
+    return total if (total - first).amax() < _FAR else _wide_sum(logits)
+
+
+def _wide_sum(logits: torch.Tensor) -> torch.Tensor:
+    return logits.float().logsumexp(-1)
 
 
 @dataclass(frozen=True)
@@ -159,24 +185,31 @@ class Trunk:
     """Of its tokens; of the first token of a sequence for the empty trunk."""
     last_hidden: torch.Tensor
     """[1, d_model] final hidden state that predicts the first token after the trunk."""
-    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
-    """Keys and values of each layer, [1, heads, length, size]; none for the empty trunk."""
+    cache: _TrunkCache
 
 
 class _TrunkCache(DynamicCache):  # type: ignore[misc]
-    """Read-only KV cache of the trunk, prepended to the tree's keys and values."""
+    """Read-only KV cache of the trunk, padded to a length, prepended to the tree's keys and values."""
 
-    def __init__(self, layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]) -> None:
+    def __init__(self, cache: DynamicCache, length: int) -> None:
         super().__init__()
-        for index, (keys, values) in enumerate(layers):
-            super().update(keys, values, index)
+        self.length = length
+        for index, layer in enumerate(cache.layers):
+            super().update(pad(layer.keys, length), pad(layer.values, length), index)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a layer's new keys and values, [1, heads, nodes, size], with the trunk's prepended."""
         layer = self.layers[layer_idx]
-        return torch.cat((layer.keys, key_states), dim=2), torch.cat((layer.values, value_states), dim=2)
+        return _joined(layer.keys, key_states), _joined(layer.values, value_states)
+
+
+def _joined(trunk: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    if not states.is_cuda:
+        return torch.cat((trunk, states), dim=2)
+    # As projections lay them out, all heads of a token side by side: of contiguous parts, a GPU copies wide words
+    return torch.cat((trunk.transpose(1, 2).contiguous(), states.transpose(1, 2)), dim=1).transpose(1, 2)
 
 
 class Forward:
@@ -196,6 +229,8 @@ class Forward:
         self._config = model.config.get_text_config()
         weight = self.head.module.weight
         self._device, self._dtype = weight.device, dtype or weight.dtype
+        # In the checks in float32 every call of a module has new weights, for which it would be compiled again
+        self._is_own_dtype = self._dtype == weight.dtype
         self._dynamic = dynamic_modules(model)
         # Some architectures cannot make a cache for a model without attention layers; others' code has no such option
         parameters = signature(model.forward).parameters
@@ -206,7 +241,9 @@ class Forward:
     @torch.inference_mode()
     def trunk(self, tokens: Ints) -> Trunk:
         """Run a prefix; the latest prefix is cached."""
-        if self._trunk is None or not np.array_equal(self._trunk.tokens, tokens):
+        length = multiple_of_block(len(tokens)) if self.kernel == "flex" else len(tokens)
+        known = self._trunk
+        if known is None or known.cache.length != length or not np.array_equal(known.tokens, tokens):
             cache = DynamicCache()
             if len(tokens):
                 hidden = self._states(input_ids=self._ids(tokens), past_key_values=cache, use_cache=True)
@@ -214,9 +251,8 @@ class Forward:
             else:
                 hidden = torch.zeros(1, self.head.module.weight.shape[1], device=self._device, dtype=self._dtype)
                 scores = Scores.after_first(Scores(np.empty(0, np.float32), np.empty(0, np.bool_)))
-            layers = tuple((layer.keys, layer.values) for layer in cache.layers)
-            self._trunk = Trunk(tokens, scores, hidden[-1:], layers)
-        return self._trunk
+            self._trunk = known = Trunk(tokens, scores, hidden[-1:], _TrunkCache(cache, length))
+        return known
 
     @torch.inference_mode()
     def score(self, tree: Tree, trunk: Trunk) -> Scores:
@@ -270,31 +306,54 @@ class Forward:
         return states
 
     def _tree_states(self, tree: Tree, trunk: Trunk) -> torch.Tensor:
-        ids, positions = to_device(np.stack((tree.tokens, tree.positions)).astype(np.int64), self._device)[:, None]
-        inputs = {"input_ids": ids, "position_ids": positions}
-        if trunk.layers:
-            inputs |= {"past_key_values": _TrunkCache(trunk.layers)}
-        length = len(trunk.tokens)
-        attention: AbstractContextManager[None]
-        if self.kernel == "dense":
-            inputs |= {"attention_mask": self._tree_mask(to_device(tree.ends, self._device), length)}
-            before = torch.arange(length, device=self._device)
-            attention = _alibi_by_position(self._base, torch.cat((before, positions[0])))
-        elif self.kernel == "flex":
-            attention = attending(self._model, FlexLayout(tree.ends, length, self._device))
-        else:
-            heads = self._config.num_attention_heads
-            width = (getattr(self._config, "head_dim", None) or self._config.hidden_size // heads) * heads
-            layout = TileLayout(tree.ends, tree.positions - length, length, width, self._dtype, self._device)
-            attention = attending(self._model, layout)
-        with attention:
-            return self._states(**inputs, use_cache=bool(trunk.layers))
+        nodes, length = len(tree.tokens), len(trunk.tokens)
+        row = nodes
+        with ExitStack() as attention:
+            if self.kernel == "flex":
+                flex = FlexLayout(tree.ends, length, self._device)
+                row = flex.queries
+                attention.enter_context(attending(self._model, flex))
+                if self._is_own_dtype:
+                    attention.enter_context(_fused(self._base, self._device))
+            padded = np.zeros((2, 1, row), np.int64)
+            padded[:, 0, :nodes] = tree.tokens, tree.positions
+            ids, positions = to_device(padded, self._device)
+            inputs = {"input_ids": ids, "position_ids": positions, "use_cache": length > 0}
+            if length:
+                inputs |= {"past_key_values": trunk.cache}
+            if self.kernel == "dense":
+                inputs |= {"attention_mask": self._tree_mask(to_device(tree.ends, self._device), length)}
+                before = torch.arange(length, device=self._device)
+                attention.enter_context(_alibi_by_position(self._base, torch.cat((before, positions[0]))))
+            elif self.kernel == "tiles":
+                heads = self._config.num_attention_heads
+                width = (getattr(self._config, "head_dim", None) or self._config.hidden_size // heads) * heads
+                tiles = TileLayout(tree.ends, tree.positions - length, length, width, self._dtype, self._device)
+                attention.enter_context(attending(self._model, tiles))
+            return self._states(**inputs)[:nodes]
 
     def _tree_mask(self, ends: torch.Tensor, trunk: int) -> torch.Tensor:
         """Return a tree's additive mask, [1, 1, nodes, trunk + nodes]; eager attention takes no boolean one."""
         index = torch.arange(len(ends), device=ends.device)
         hidden = (index[None] > index[:, None]) | (index[:, None] >= ends[None])
         return additive_mask(hidden, trunk, self._dtype)
+
+
+@contextmanager
+def _fused(base: Any, device: torch.device) -> Iterator[None]:
+    """Compile a base model's norms and rotary embedding for a GPU inside the context.
+
+    Uncompiled, each is a dozen operations that move the states of all tokens through memory, together about as long as
+    the matrix products take.
+    """
+    module, compiled = sys.modules[type(base).__module__], partial(compiled_for, device=device.type)
+    norms = {type(part) for part in base.modules() if type(part).__name__.endswith("RMSNorm")}
+    with ExitStack() as stack:
+        for norm in norms:
+            stack.enter_context(replaced(norm, forward=compiled))
+        if hasattr(module, "apply_rotary_pos_emb"):
+            stack.enter_context(replaced(module, apply_rotary_pos_emb=compiled))
+        yield
 
 
 @contextmanager

@@ -68,47 +68,59 @@ def build_tree(sequences: Sequence[Ints], is_scored: Sequence[NDArray[np.bool_]]
         is_scored: for each sequence, [length] whether each token is to be scored.
         trunk: length of the prefix that is not in the tree.
     """
-    first = max(trunk, 1)
     order = sorted(range(len(sequences)), key=lambda i: sort_key(sequences[i]))
-    tokens: list[Ints] = []
-    positions: list[Ints] = []
-    pair_nodes: list[Ints] = []
-    pair_targets: list[Ints] = []
-    ends = np.zeros(sum(len(s) for s in sequences), dtype=np.int32)
+    # All tokens, sequence after sequence, and their depths
+    tokens = np.concatenate([sequences[i] for i in order])
+    lengths = np.array([len(sequences[i]) for i in order])
+    starts = np.cumsum(lengths) - lengths
+    index = np.arange(len(tokens))
+    depths = index - np.repeat(starts, lengths)
+    # What each sequence shares with the one before: tokens, and nodes with the trunk's
+    lengths_before = np.append(0, lengths[:-1])
+    in_both = depths < np.repeat(lengths_before, lengths)
+    differs = ~in_both | (tokens[np.where(in_both, index - np.repeat(lengths_before, lengths), 0)] != tokens)
+    shared = np.minimum(np.minimum.reduceat(np.where(differs, depths, len(tokens)), starts), lengths)
+    inputs = lengths - 1
+    kept = np.minimum(np.maximum(shared, trunk), np.minimum(inputs, np.append(trunk, inputs[:-1])))
+    is_node = (depths >= np.repeat(kept, lengths)) & (depths < np.repeat(inputs, lengths))
+    by_depth = np.argsort(depths, kind="stable")
+
+    def latest(is_new: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return the place of the latest new token at each token's depth, [tokens]."""
+        places = np.empty_like(index)
+        places[by_depth] = by_depth[np.maximum.accumulate(np.where(is_new[by_depth], index, 0))]
+        return places
+
+    nodes = (np.cumsum(is_node) - 1)[latest(is_node)]
+    # Pairs: one for each scored token after a distinct prefix
+    first = max(trunk, 1)
+    distinct = latest(depths >= np.repeat(shared, lengths))
+    selected = np.concatenate([is_scored[i] for i in order]) & (depths >= first)
+    is_pair = np.zeros(len(tokens), np.bool_)
+    is_pair[distinct[selected]] = True
+    pairs = np.flatnonzero(is_pair)
+    scored = np.where(selected, (np.cumsum(is_pair) - 1)[distinct], -1).astype(np.int32)
     paths: list[Ints] = [np.empty(0, np.int32)] * len(sequences)
-    nodes = pairs = 0
-    previous = path = parents = np.empty(0, np.int32)
-    for i in order:
-        sequence = sequences[i]
-        shared = common_prefix(previous, sequence)
-        # Nodes: the inputs after the trunk; those shared with the previous sequence are reused from its path
-        inputs = sequence[trunk : len(sequence) - 1]
-        kept = min(max(shared - trunk, 0), len(inputs), len(parents))
-        ends[parents[kept:]] = nodes
-        fresh = np.arange(nodes, nodes + len(inputs) - kept, dtype=np.int32)
-        parents = np.concatenate((parents[:kept], fresh))
-        tokens.append(inputs[kept:])
-        positions.append(np.arange(trunk + kept, trunk + len(inputs), dtype=np.int32))
-        nodes += len(fresh)
-        # Pairs: one for each scored token that no earlier sequence has scored from the same node
-        scored = np.full(len(sequence) - first, -1, dtype=np.int32)
-        old = min(max(shared - first, 0), len(path), len(scored))
-        scored[:old] = path[:old]
-        selected = is_scored[i][first:]
-        new = np.flatnonzero(selected & (scored < 0))
-        scored[new] = np.arange(pairs, pairs + len(new), dtype=np.int32)
-        before = np.concatenate(([TRUNK], parents)).astype(np.int32) if trunk else parents
-        pair_nodes.append(before[new])
-        pair_targets.append(sequence[first:][new])
-        pairs += len(new)
-        paths[i] = np.where(selected, scored, -1).astype(np.int32)
-        previous, path = sequence, scored
-    ends[parents] = nodes
+    for i, start, length in zip(order, starts.tolist(), lengths.tolist(), strict=True):
+        paths[i] = scored[start + first : start + length]
     return Tree(
-        tokens=np.concatenate(tokens),
-        positions=np.concatenate(positions),
-        ends=ends[:nodes],
-        pair_nodes=np.concatenate(pair_nodes),
-        pair_targets=np.concatenate(pair_targets),
+        tokens=tokens[is_node],
+        positions=depths[is_node].astype(np.int32),
+        ends=_ends(np.add.reduceat(is_node, starts, dtype=np.int64), kept),
+        pair_nodes=np.where(depths[pairs] > trunk, nodes[pairs - 1], TRUNK).astype(np.int32),
+        pair_targets=tokens[pairs],
         paths=tuple(paths),
     )
+
+
+def _ends(counts: NDArray[np.int64], kept: NDArray[np.int64]) -> Ints:
+    """Return one past each node's last descendant, [nodes]; each sequence adds `counts` nodes from depth `kept` on."""
+    ends = np.full(int(counts.sum()), counts.sum(), dtype=np.int32)
+    path = np.empty(int((counts + kept).max()), np.int32)
+    node = size = 0
+    for count, depth in zip(counts.tolist(), kept.tolist(), strict=True):
+        ends[path[depth:size]] = node
+        size = depth + count
+        path[depth:size] = np.arange(node, node + count)
+        node += count
+    return ends

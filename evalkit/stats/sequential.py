@@ -13,8 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+
+from evalkit.errors import UsageError
 
 FIRST = 50
 """Documents of a task that set the shape of a confidence sequence: it is shortest, compared with the interval of a
@@ -25,17 +28,26 @@ _GRID = 401
 
 @dataclass(frozen=True)
 class Looks:
-    """The looks at which an interval or a p value holds; by default a single one.
-
-    `growth` is the information at a look over that of `FIRST` documents of each task.
-    """
+    """The looks at which intervals and p values hold; by default a single one."""
 
     anytime: bool = False
     """Whether the sample may grow, and be looked at after any of its documents."""
     checkpoints: int = 1
     """Number of pairs of checkpoints that are looked at."""
 
-    def level(self, level: float, growth: float) -> float:
+    def __post_init__(self) -> None:
+        if self.checkpoints < 1:
+            raise UsageError(f"watch {self.checkpoints}: expected a number of checkpoints, 1 or more")
+
+
+class Look(NamedTuple):
+    """One of the looks."""
+
+    looks: Looks
+    growth: float
+    """Information at it over that of `FIRST` documents of each task."""
+
+    def level(self, level: float) -> float:
         """Return the nominal level of an interval.
 
         That of a growing sample is of the normal mixture's confidence sequence (Robbins 1970; Waudby-Smith et al. 2024,
@@ -44,20 +56,20 @@ class Looks:
         """
         from scipy.special import ndtr
 
-        level /= self.checkpoints
-        if not self.anytime:
+        level /= self.looks.checkpoints
+        if not self.looks.anytime:
             return level
-        limit = math.sqrt((1 + 1 / growth) * math.log((1 + growth) / level**2))
+        limit = math.sqrt((1 + 1 / self.growth) * math.log((1 + self.growth) / level**2))
         return float(2 * ndtr(-limit))
 
-    def p(self, p: float | None, growth: float) -> float | None:
+    def p(self, p: float | None) -> float | None:
         """Return the p value that holds at all looks: the smallest level whose interval excludes the hypothesis."""
         from scipy.special import ndtri
 
-        if p is not None and self.anytime:
+        if p is not None and self.looks.anytime:
             square = float(ndtri(p / 2)) ** 2
-            p = math.sqrt(1 + growth) * math.exp(-square / 2 * growth / (1 + growth))
-        return None if p is None else min(1.0, p * self.checkpoints)
+            p = math.sqrt(1 + self.growth) * math.exp(-square / 2 * self.growth / (1 + self.growth))
+        return None if p is None else min(1.0, p * self.looks.checkpoints)
 
 
 ONCE = Looks()

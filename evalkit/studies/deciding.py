@@ -8,10 +8,11 @@ is final.
 from __future__ import annotations
 
 import math
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import numpy as np
 
 from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.outcomes import Measure
@@ -27,7 +28,7 @@ from evalkit.comparison.differences import (
     AverageDifference,
     on_margin,
 )
-from evalkit.comparison.line import average_difference, by_task
+from evalkit.comparison.line import ScoredLine, average_difference, by_task, length_ratio
 from evalkit.comparison.pairing import pair
 from evalkit.comparison.sentences import Unit, unit_of
 from evalkit.comparison.sides import sides_of
@@ -37,19 +38,17 @@ from evalkit.escape import counted
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
-from evalkit.runs.folder import Run
-from evalkit.stats.estimates import t_quantile
 from evalkit.stats.power import ALPHA
 from evalkit.stats.sequential import planned_levels
 
-LEAST = 100
-"""Least documents of each task at the first look."""
+LEAST = 200
+"""Least documents of each task at the first look: on fewer, likelihoods may miss their level."""
 GROWTH = math.sqrt(2)
 """Ratio of the documents of each task at two successive looks."""
 
 
 @dataclass(frozen=True)
-class Look:
+class Step:
     """One sample, and the average difference on it, whose interval holds together with those of all other looks."""
 
     sample: int
@@ -61,7 +60,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Decision:
-    """The looks until a verdict, or at all samples."""
+    """The steps until a verdict, or to the largest sample."""
 
     a: str
     b: str
@@ -69,15 +68,15 @@ class Decision:
     """Folders of the runs on the last sample."""
     measure: Measure
     margin: float
-    looks: tuple[Look, ...]
+    steps: tuple[Step, ...]
     most: int
     """Documents of the largest sample."""
-    longer: float
+    length_ratio: float
     """How many times as long the interval of the last planned look is as that of a single look."""
 
     @property
     def verdict(self) -> str:
-        return self.looks[-1].verdict
+        return self.steps[-1].verdict
 
     @property
     def exit_code(self) -> int:
@@ -85,16 +84,27 @@ class Decision:
         return {WORSE: 3, UNDECIDED: 4}.get(self.verdict, 0)
 
 
-def samples(sizes: Sequence[int], most: int | None) -> list[int]:
+def samples(sizes: Collection[int], most: int | None) -> list[int]:
     """Return the documents of each task at each look, for tasks of these sizes; the last one is `most`, or all."""
     largest = min(most or max(sizes), max(sizes))
     count = max(0, math.floor(math.log(largest / LEAST, GROWTH) + 1e-9))
     return [math.ceil(largest / GROWTH**step - 1e-9) for step in range(count, -1, -1)]
 
 
-def levels_of(sizes: Sequence[int], looks: Sequence[int]) -> list[float]:
-    """Return the nominal level of each look; a task counts as if all had the same variance of a document."""
-    return planned_levels([1 / sum(1 / min(size, sample) for size in sizes) for sample in looks], ALPHA)
+def level_of(sizes: Sequence[int], looks: Sequence[int], number: int, lines: Sequence[ScoredLine]) -> float:
+    """Return the nominal level of a look, for the information of all looks by the variances that are known at this one.
+
+    Args:
+        sizes: documents of each task.
+        looks: documents of each task at each look.
+        number: index of the look.
+        lines: of the tasks, at this look.
+    """
+    variances = np.array([line.documents.variance * line.paired.n for line in lines])
+    if not variances.sum() > 0:
+        variances[:] = 1.0
+    taken = np.minimum(np.array(sizes), np.array(looks)[:, None])
+    return planned_levels(1 / (variances / taken).sum(axis=1), ALPHA)[number]
 
 
 def verdict_on(average: AverageDifference, margin: float, sign: int) -> str:
@@ -122,56 +132,56 @@ def decide(
         key: rule or outcome, as of `compare_pairing`.
         progress: receives messages and progress.
 
-    Both models stay in memory. Raises `UsageError` for benchmarks whose samples cannot grow.
+    Both models stay in memory, and the runs of all samples in their folder. Raises `UsageError` for benchmarks whose
+    samples cannot grow.
     """
-    holders, looks, earlier = [ModelHolder() for _ in models], list[Look](), list[Run]()
+    holders, steps = [ModelHolder() for _ in models], list[Step]()
     with remembering():
-        sizes = _sizes(planned(models[0], options, progress.say))
-        planned_looks = samples(sizes, most)
-        levels = levels_of(sizes, planned_looks)
-        for sample, level in zip(planned_looks, levels, strict=True):
+        # A seed is that of a sample
+        whole = {name: value for name, value in options.items() if name != "seed"}
+        sizes = _sizes(planned(models[0], whole, progress.say))
+        looks = samples(sizes.values(), most)
+        for number, sample in enumerate(looks):
             plans = [planned(model, {**options, "sample": sample}, progress.say) for model in models]
-            new = [not plan.folder.exists() for plan in plans]
             runs = [run_plan(plan, progress, holder) for plan, holder in zip(plans, holders, strict=True)]
-            for run in earlier:
-                shutil.rmtree(run.folder, ignore_errors=True)  # the larger sample's run contains its scores
-            earlier = [run for run, is_new in zip(runs, new, strict=True) if is_new]
             with doing("comparing"):
                 a, b = sides_of(runs, [])
                 pairing = pair(a, b, {})
                 measure = pairing.measure(key := pairing.key(key))
                 if measure.higher_is_better is None:
                     raise UsageError(f"of {measure.name} neither higher nor lower is better, so nothing can be decided")
-                width = margin / 100 if measure.is_share else margin
-                average = average_difference("Average", by_task(pairing, key), level)
+                lines = by_task(pairing, key)
+                level = level_of([sizes[task] for task in pairing.names], looks, number, lines)
+                average = average_difference("Average", lines, level)
+            width = margin / 100 if measure.is_share else margin
             verdict = verdict_on(average, width, 1 if measure.higher_is_better else -1)
-            looks.append(Look(sample, sum(task.n for task in pairing.tasks), average, verdict))
-            unit = _unit(measure, looks)
+            steps.append(Step(sample, sum(task.n for task in pairing.tasks), average, verdict))
+            unit = _unit(measure, steps)
             shown = f"{unit.difference(average.difference)}{unit.points} (95 % interval {unit.interval(average)})"
             progress.say(f"{counted(sample, 'document')} of each task: {shown}: {verdict}")
             if verdict != UNDECIDED:
                 break
-    of_last, of_one = (t_quantile(1 - level / 2, average.freedom or math.inf) for level in (levels[-1], ALPHA))
-    documents = sum(min(size, planned_looks[-1]) for size in sizes)
-    folders = str(runs[0].folder), str(runs[1].folder)
-    return Decision(a.name, b.name, folders, measure, width, tuple(looks), documents, of_last / of_one)
+    last = level_of([sizes[task] for task in pairing.names], looks, -1, lines)
+    documents = sum(min(sizes[task], looks[-1]) for task in pairing.names)
+    folders, ratio = (str(runs[0].folder), str(runs[1].folder)), length_ratio(last, ALPHA, average.freedom)
+    return Decision(a.name, b.name, folders, measure, width, tuple(steps), documents, ratio)
 
 
-def _sizes(plan: Plan) -> list[int]:
+def _sizes(plan: Plan) -> dict[str, int]:
     """Return the documents that each task has. Raises `UsageError` if samples of the benchmark cannot grow."""
     if not benchmark(plan.manifest["kind"]).keys(plan):
         raise UsageError(f"suite {plan.manifest['specification']['suite']} has no samples that grow; choose another")
-    return [int(task["count"]) for task in plan.manifest["documents"].values()]
+    return {task: int(about["count"]) for task, about in plan.manifest["documents"].items()}
 
 
-def _unit(measure: Measure, looks: Sequence[Look]) -> Unit:
-    return unit_of(measure, [look.average.stderr for look in looks])
+def _unit(measure: Measure, steps: Sequence[Step]) -> Unit:
+    return unit_of(measure, [step.average.stderr for step in steps])
 
 
 def decision_report(decision: Decision) -> Report:
     """Build the report: the verdict, and a line for each look."""
-    a, b, looks, unit = decision.a, decision.b, decision.looks, _unit(decision.measure, decision.looks)
-    last, margin = looks[-1], f"{unit.value(decision.margin)}{unit.points}"
+    a, b, steps, unit = decision.a, decision.b, decision.steps, _unit(decision.measure, decision.steps)
+    last, margin = steps[-1], f"{unit.value(decision.margin)}{unit.points}"
     share = percent(last.documents / decision.most, 0)
     shown = {
         EQUIVALENT: f"{b} and {a} are equivalent within {margin}",
@@ -179,28 +189,31 @@ def decision_report(decision: Decision) -> Report:
     }.get(last.verdict, f"{b} is {last.verdict} than {a}")
     average = last.average
     value = f"{unit.difference(average.difference)}{unit.points} (95 % interval {unit.interval(average)})"
-    spent = f"{last.documents:,} of {decision.most:,} documents of each checkpoint were scored ({share} %)"
+    spent = f"{last.documents:,} of {decision.most:,} documents of each checkpoint were used ({share} %)"
     verdict = f"Verdict: {shown}; {decision.measure.name}, average {value}. {spent}."
     rows = [
         [
-            f"{look.sample:,}",
-            f"{look.documents:,}",
-            *unit.cells(look.average),
-            unit.error(look.average.stderr),
-            look.verdict,
+            f"{step.sample:,}",
+            f"{step.documents:,}",
+            *unit.cells(step.average),
+            unit.error(step.average.stderr),
+            step.verdict,
         ]
-        for look in looks
+        for step in steps
     ]
     headers = ("documents of each task", "all", "A", "B", "B − A", "95 % interval", "± SE", "B is")
+    early = ["after an early end the difference is too large on average; its interval is not too short"] * (
+        last.documents < decision.most and last.verdict != UNDECIDED
+    )
     notes = (
         "the intervals of all looks hold together (Lan and DeMets's alpha spending, in proportion to the information); "
-        f"that of the last planned look is {decision.longer:.2f} times as long as that of a single look",
-        "after an early end the difference itself is too large on average; its interval is not too short",
-        f"evalkit compare {' '.join(decision.runs)} shows the tasks, which are secondary: not corrected for the looks",
+        f"that of the last planned look is {decision.length_ratio:.2f} times as long as that of a single look",
+        *early,
+        f"evalkit compare {' '.join(decision.runs)} shows the tasks; its verdicts are of a single look",
     )
     facts = tuple(f"{letter}: {name} ({run})" for letter, name, run in zip("AB", (a, b), decision.runs, strict=True))
     content = {"verdict": decision.verdict} | asdict(decision)
-    records = [{"a": a, "b": b} | {name: getattr(look, name) for name in ("sample", "documents", "verdict")}
-               | {name: getattr(look.average, name) for name in ("difference", "low", "high", "stderr")}
-               for look in looks]  # fmt: skip
+    records = [{"a": a, "b": b} | {name: getattr(step, name) for name in ("sample", "documents", "verdict")}
+               | {name: getattr(step.average, name) for name in ("difference", "low", "high", "stderr")}
+               for step in steps]  # fmt: skip
     return Report((simple_table("decision", headers, rows),), (verdict,), facts, notes, content, records)

@@ -53,7 +53,8 @@ def test_the_difference_is_the_regressions_prediction_at_the_mean_of_all(tmp_pat
     fitted = sm.OLS(right[2].astype(float) - known[0, :SOME], sm.add_constant(known[:, :SOME].T)).fit()
     expected = fitted.predict(np.array([[1.0, *known.mean(axis=1)]]))[0]
     assert of.average.difference == pytest.approx(expected, abs=1e-12)
-    residual = float(fitted.ssr) / (SOME - 3) / SOME  # the degrees of freedom of two slopes and a mean
+    alone_each = fitted.get_influence().resid_press  # HC3's: of a fit without the document
+    residual = alone_each.var(ddof=1) / SOME * (SOME - 1) / (SOME - 3)
     explained = mean(fitted.params[1:] @ known).variance
     assert of.average.stderr == pytest.approx((residual + explained) ** 0.5, rel=1e-9)
     assert of.tasks[0].test.startswith("t of") and of.worth > 1.2
@@ -114,6 +115,21 @@ def missed(outcome: str, n: int, times: int) -> float:
 def test_a_few_replications() -> None:
     """A sample of the simulation below runs by default."""
     assert missed("acc", 100, 100) <= most(0.05, 100)
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize(("accuracy", "n"), [(0.9, 50), (0.97, 50), (0.99, 100), (0.99, 200)])
+def test_borrowing_near_the_ceiling(accuracy: float, n: int) -> None:
+    """Of one task: where B is all right on the sample, its difference from A is explained without a residual."""
+    dice, errors = np.random.default_rng(n), 0
+    for _ in range(TIMES):
+        a, b = dice.random((2, 2000)) < accuracy
+        paired = PairedTask("t", None, None, (np.arange(n),) * 2, 0, True)
+        given = Borrowed(a[None, :n].astype(float), a[None].astype(float), None, None)
+        line = ScoredLine(paired, a[None, :n].astype(float), b[None, :n].astype(float), RIGHT, given=given)
+        average = average_difference("Average", [line])
+        errors += not average.low <= 0 <= average.high
+    assert errors / TIMES <= most(0.05, TIMES)
 
 
 @pytest.mark.simulation

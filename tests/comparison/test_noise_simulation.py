@@ -109,8 +109,8 @@ def allowed(times: int, rate: float = 0.05) -> float:
     "design", [{}, {"common": 0.98}, {"models": 2, "last": 10}, {"seeds": 1, "models": 3}, {"gap": 0.0}]
 )
 def test_intervals_cover_the_planted_components(design: dict[str, float], correlation: float) -> None:
-    """1,000 studies each. Signal to noise is of these checkpoints and seeds, over other documents."""
-    planted, times = Planted(correlation, **design), 1_000  # type: ignore[arg-type]
+    """10,000 studies each. Signal to noise is of these checkpoints and seeds, over other documents."""
+    planted, times = Planted(correlation, **design), 10_000  # type: ignore[arg-type]
     dice, truth = np.random.default_rng(1), planted.truth()
     misses = dict.fromkeys(truth, 0)
     for _ in range(times):

@@ -78,7 +78,7 @@ def by_rows(monkeypatch: pytest.MonkeyPatch, window: int, with_trunk: bool | Non
     real = Forward._tree_states
 
     def windowed(own: Forward, tree: Tree, trunk: Any) -> torch.Tensor:
-        if with_trunk in (None, bool(trunk.layers)):
+        if with_trunk in (None, len(trunk.tokens) > 0):
             tree = replace(tree, ends=np.minimum(tree.ends, np.arange(len(tree.ends)) + window).astype(np.int32))
         return real(own, tree, trunk)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -22,10 +23,10 @@ from evalkit.scoring.attention import (
     attending,
     cut_tiles,
 )
-from evalkit.scoring.forward import OutputHead
+from evalkit.scoring.forward import Forward, OutputHead
 from evalkit.scoring.tree import Ints, Tree, build_tree
-from tests.devices import DEVICES
-from tests.scoring.conftest import Tiny, model_of
+from tests.devices import DEVICES, compiles
+from tests.scoring.conftest import VOCABULARY, Tiny, model_of
 
 SIZE, HEADS, GROUPS = 16, 4, 2
 Lengths = list[tuple[int, int, int]]
@@ -106,10 +107,10 @@ def test_layouts_are_attention_under_the_whole_mask(device: str, lengths: Length
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@compiles
 def test_batches_of_all_sizes_run_one_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, with the code that inductor writes for a CPU."""
-    monkeypatch.setattr(attention, "_compiled", cache(lambda function, _: compile_for_any_size(function)))
+    monkeypatch.setattr(attention, "compiled_for", cache(lambda function, _: compile_for_any_size(function)))
     dice, before = np.random.default_rng(0), compilations()
     for trunk in (0, 30, 0, 128, 200, 0, 64, 0, 17, 500):
         tree = tree_of([(int(dice.integers(1, 300)), 4, int(dice.integers(2, 40))) for _ in range(dice.integers(1, 9))])
@@ -117,6 +118,26 @@ def test_batches_of_all_sizes_run_one_compiled_kernel(monkeypatch: pytest.Monkey
             output = FlexLayout(tree.ends, trunk, torch.device("cpu")).attend(*states_of(tree, trunk), 0.3, None)
         assert torch.allclose(output, attended(tree, trunk), atol=1e-5)
         assert compilations() == before + 1
+
+
+@pytest.mark.slow
+@compiles
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_compiled_norms_and_rotary_embeddings_give_the_same_states(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU. Qwen 3 has norms of two sizes, the second over the heads."""
+    model, trees = model_of(kind), [tree_of([(30 + n, 3, 7)] * n) for n in (9, 4, 20)]
+    trees = [replace(tree, tokens=tree.tokens % VOCABULARY) for tree in trees]
+    none = np.empty(0, np.int32)
+    expected = [Forward(model, "tiles").hidden_shared(tree, none) for tree in trees]
+    for module in (attention, forward):
+        monkeypatch.setattr(module, "compiled_for", cache(lambda function, device: compile_for_any_size(function)))
+    compiled, before, counts = Forward(model, "flex"), compilations(), []
+    for tree, states in zip(trees, expected, strict=True):
+        # Rounding of float32
+        assert (compiled.hidden_shared(tree, none) - states).norm() <= 1e-5 * states.norm()
+        counts.append(compilations() - before)
+    # Attention, the rotary embedding and the norms of each size, for all batches
+    assert counts == [{"llama": 3, "qwen3": 4}[kind]] * 3
 
 
 def test_a_model_gets_its_own_attention_back() -> None:

@@ -23,8 +23,8 @@ from evalkit.comparison.pairing import PairedTask, pair
 from evalkit.comparison.sides import Side
 from evalkit.runs.folder import load_run
 from evalkit.stats.estimates import Floats
-from evalkit.stats.sequential import ONCE, Looks, planned_levels
-from evalkit.studies.deciding import levels_of, samples, verdict_on
+from evalkit.stats.sequential import ONCE, Look, Looks, planned_levels
+from evalkit.studies.deciding import level_of, samples, verdict_on
 from tests.stats.test_simulation import RIGHT
 from tests.stats.test_verdicts import LIKELIHOODS, TIMES, most
 
@@ -112,14 +112,20 @@ def planted(outcome: str, difference: float) -> tuple[World, float]:
     return World(outcome, difference * error), error
 
 
-def decided(world: World, at: Sequence[int], levels: Sequence[float], margin: float, dice: Dice) -> tuple[str, int]:
+def decided(world: World, at: Sequence[int], margin: float, dice: Dice) -> tuple[str, int]:
     """The verdict of `evalkit decide`, and the documents of a task at which it ended."""
-    verdict = UNDECIDED
-    for n, level, lines in zip(at, levels, world.looks(at, dice), strict=True):
+    for number, (n, lines) in enumerate(zip(at, world.looks(at, dice), strict=True)):
+        level = level_of(world.sizes, at, number, lines)
         verdict = verdict_on(average_difference("Average", lines, level), margin, 1)
         if verdict != UNDECIDED:
             return verdict, n
     return verdict, at[-1]
+
+
+def misses_planned(looks: Iterator[list[ScoredLine]], sizes: Sequence[int], at: Sequence[int], truth: float) -> bool:
+    """Whether the interval of any planned look misses."""
+    levels = ((lines, level_of(sizes, at, number, lines)) for number, lines in enumerate(looks))
+    return not all(covers(average_difference("", lines, level), truth) for lines, level in levels)
 
 
 def covers(average: AverageDifference, truth: float) -> bool:
@@ -142,31 +148,31 @@ def test_planned_levels_equal_the_integral_of_a_normal_distribution() -> None:
 
 def test_one_planned_look_has_the_whole_level() -> None:
     assert planned_levels([3.0], 0.05) == pytest.approx([0.05])
-    assert ONCE.level(0.05, 1.0) == 0.05
-    assert ONCE.p(0.03, 1.0) == 0.03
+    assert Look(ONCE, 1.0).level(0.05) == 0.05
+    assert Look(ONCE, 1.0).p(0.03) == 0.03
 
 
 @pytest.mark.parametrize("growth", [0.2, 1.0, 8.0, 70.0])
 def test_p_is_the_level_whose_interval_ends_at_the_hypothesis(growth: float) -> None:
-    looks = Looks(anytime=True, checkpoints=3)
+    look = Look(Looks(anytime=True, checkpoints=3), growth)
     for level in (0.05, 0.001):
-        assert looks.p(looks.level(level, growth), growth) == pytest.approx(level)
-    assert looks.p(1.0, growth) == 1.0
-    assert looks.p(0.0, growth) == 0.0
+        assert look.p(look.level(level)) == pytest.approx(level)
+    assert look.p(1.0) == 1.0
+    assert look.p(0.0) == 0.0
 
 
 def test_a_random_walk_leaves_the_confidence_sequence_in_less_than_five_percent() -> None:
     """A path of normal draws that is looked at 400 times; it may leave in 5 % only if it were infinite."""
     dice, looks = np.random.default_rng(0), Looks(anytime=True)
     times = np.geomspace(0.02, 400, 400)
-    limits = [stats.norm.isf(looks.level(0.05, growth) / 2) for growth in times]
+    limits = [stats.norm.isf(Look(looks, growth).level(0.05) / 2) for growth in times]
     steps = np.sqrt(np.diff(times, prepend=0.0)) * dice.standard_normal((4000, 400))
     left = (np.abs(np.cumsum(steps, axis=1) / np.sqrt(times)) > limits).any(axis=1)
     assert 0.02 < left.mean() <= most(0.05, 4000)
 
 
 def test_samples_grow_to_the_largest() -> None:
-    assert samples([500, 3270], 800) == [100, 142, 200, 283, 400, 566, 800]
+    assert samples([500, 3270], 800) == [200, 283, 400, 566, 800]
     assert samples([500, 3270], None)[-1] == 3270
     assert samples([60, 40], None) == [60]
     assert samples([500], 20) == [20]
@@ -202,11 +208,28 @@ def test_anytime_intervals_hold_at_all_looks(world: World, at: Sequence[int]) ->
 @pytest.mark.simulation
 def test_planned_looks_hold_together(world: World) -> None:
     """Each with its interval; so the first verdict errs in 5 %, and the interval at the end covers in 95 %."""
-    at = samples(world.sizes, None)
-    levels, dice, missed = levels_of(world.sizes, at), np.random.default_rng(3), 0
+    at, dice = samples(world.sizes, None), np.random.default_rng(3)
+    missed = sum(misses_planned(world.looks(at, dice), world.sizes, at, world.truth) for _ in range(TIMES))
+    assert missed / TIMES <= most(0.05, TIMES)
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize("deviations", [(0.2, 1.0), (1.0, 0.2), (0.01, 1.0)])
+def test_planned_looks_hold_where_tasks_vary_unlike(deviations: tuple[float, float]) -> None:
+    """A task of 500 documents beside one of 5,000, as OpenBookQA beside MMLU."""
+    sizes, dice, missed = [500, 5000], np.random.default_rng(8), 0
+    at = samples(sizes, None)
+
+    def looks(tasks: list[Floats]) -> Iterator[list[ScoredLine]]:
+        for n in at:
+            parts = [values[:n] for values in tasks]
+            paired = [PairedTask("t", None, None, (np.arange(len(part)),) * 2, 0, True) for part in parts]
+            yield [ScoredLine(task, np.zeros((1, task.n)), part[None], LIKELIHOODS)
+                   for task, part in zip(paired, parts, strict=True)]  # fmt: skip
+
     for _ in range(TIMES):
-        looks = zip(world.looks(at, dice), levels, strict=True)
-        missed += not all(covers(average_difference("", lines, level), world.truth) for lines, level in looks)
+        drawn = [dice.normal(0, deviation, size) for size, deviation in zip(sizes, deviations, strict=True)]
+        missed += misses_planned(looks(drawn), sizes, at, 0.0)
     assert missed / TIMES <= most(0.05, TIMES)
 
 
@@ -217,8 +240,7 @@ def test_a_true_difference_of_the_margin_is_rarely_called_equivalent(outcome: st
     world, error = planted(outcome, 4)
     dice = np.random.default_rng(4)
     at = samples(world.sizes, None)
-    levels = levels_of(world.sizes, at)
-    verdicts = [decided(world, at, levels, 4 * error, dice)[0] for _ in range(TIMES // 4)]
+    verdicts = [decided(world, at, 4 * error, dice)[0] for _ in range(TIMES)]
     wrong = sum(verdict in (EQUIVALENT, WORSE) for verdict in verdicts) / len(verdicts)
     assert wrong <= most(0.025, len(verdicts))
 
@@ -264,8 +286,7 @@ def test_documents_saved(outcome: str, difference: int, share: float) -> None:
     world, error = planted(outcome, difference)
     dice = np.random.default_rng(6)
     at, sizes = samples(world.sizes, None), world.sizes
-    levels = levels_of(sizes, at)
-    ended = [decided(world, at, levels, error, dice) for _ in range(1000)]
+    ended = [decided(world, at, error, dice) for _ in range(1000)]
     used = np.mean([sum(min(size, n) for size in sizes) for _, n in ended]) / sum(sizes)
     power = np.mean([verdict == BETTER for verdict, _ in ended])
     bound = wald(difference, float(power))

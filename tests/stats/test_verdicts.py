@@ -84,7 +84,7 @@ def test_the_primary_verdict_errs_in_five_percent_over_all_sides(
 @pytest.mark.parametrize("loss", [-0.08, 0.08])
 def test_verdicts_on_a_margin_at_its_boundary(loss: float) -> None:
     """Eight tasks whose true loss, or gain, is the margin: neither "not worse" nor "worse" is true of a loss."""
-    dice, times, margin = np.random.default_rng(4), 4000, 0.08
+    dice, times, margin = np.random.default_rng(4), TIMES, 0.08
     counts = dict.fromkeys((EQUIVALENT, NOT_WORSE, WORSE, UNDECIDED), 0)
     false_tasks = 0
     for _ in range(times):
@@ -106,7 +106,7 @@ def test_verdicts_on_a_margin_at_its_boundary(loss: float) -> None:
 @pytest.mark.parametrize("correlation", [-0.5, 0.0, 0.5, 0.98, 1.0])
 def test_pairs_of_seeds_hold_their_level(correlation: float, seeds: int) -> None:
     """Seeds have the deviation of documents' means, or ten times as much, and a correlation between both sides."""
-    dice, n, times = np.random.default_rng(seeds), 40, TIMES // 2
+    dice, n, times = np.random.default_rng(seeds), 40, TIMES
     covariance = np.array([[1.0, correlation], [correlation, 1.0]])
     for size in (1 / math.sqrt(n), 10 / math.sqrt(n)):
         rejected = covered = 0

@@ -87,6 +87,8 @@ class MultipleChoice(Benchmark):
         return plan_tasks(request, say) if suite is None else plan_suite(request, suite, say)
 
     def keys(self, plan: ChoicePlan) -> set[Key]:
+        if plan.prompts.choice_orders > 1:  # how many orders a document has depends on the others
+            return set()
         return {part.key_of(question) for part in plan.parts for question in part.questions}
 
     def is_missing(self, plan: ChoicePlan, finished: FinishedRows) -> bool:

@@ -310,21 +310,25 @@ def question_rows(encoded: EncodedQuestion, scores: Sequence[Scores], scored: fr
     `scores` are those of the question's sequences, in order; `scored` as in `EncodedQuestions.of`.
     """
     question, count = encoded.question, len(encoded.sequences)
+    sums, counts = _segment_sums(encoded.sequences + encoded.unconditional, scores)
     for choice, (sequence, option) in enumerate(zip(encoded.sequences, question.choices, strict=True)):
-        sums, counts = _segment_sums(sequence, scores[choice].logprobs)
         greedy = float(scores[choice].greedy[sequence.segments == CONTINUATION].all()) if count == 1 else None
-        alone = None
-        if encoded.unconditional:
-            alone = _segment_sums(encoded.unconditional[choice], scores[count + choice].logprobs)[0][CONTINUATION]
+        alone = sums[count + choice][CONTINUATION] if encoded.unconditional else None
         document = (question.task, question.subtask, question.doc_id, choice, count, question.gold)
-        likelihoods = [total if code in scored else None for code, total in enumerate(sums)]
+        likelihoods = [total if code in scored else None for code, total in enumerate(sums[choice])]
         sizes = (len(option), len(option.encode("utf-8")), sequence.truncated, sequence.straddles)
-        yield ScoreRow._make((*document, *likelihoods, *counts, alone, *sizes, greedy))
+        yield ScoreRow._make((*document, *likelihoods, *counts[choice], alone, *sizes, greedy))
 
 
-def _segment_sums(sequence: TokenSequence, scores: NDArray[np.float32]) -> tuple[list[float], list[int]]:
-    """Return each segment's sum of log-probabilities and number of tokens; the first token is not predicted."""
-    segments = sequence.segments[1:]
-    # float64: a float32 sum of thousands of values would lose precision
-    sums = np.bincount(segments, weights=scores[1:].astype(np.float64), minlength=len(SEGMENTS))
-    return sums.tolist(), np.bincount(segments, minlength=len(SEGMENTS)).tolist()
+def _segment_sums(
+    sequences: Sequence[TokenSequence], scores: Sequence[Scores]
+) -> tuple[list[list[float]], list[list[int]]]:
+    """Return each sequence's sum of log-probabilities and number of tokens by segment; the first token has none."""
+    of_sequence = np.repeat(np.arange(len(sequences)), [len(sequence.segments) - 1 for sequence in sequences])
+    segments = len(SEGMENTS) * of_sequence + np.concatenate([sequence.segments[1:] for sequence in sequences])
+    logprobs = np.concatenate([of_tokens.logprobs[1:] for of_tokens in scores])
+    shape = (len(sequences), len(SEGMENTS))
+    # float64, as `bincount` sums: a float32 sum of thousands of values would lose precision
+    sums = np.bincount(segments, weights=logprobs, minlength=shape[0] * shape[1]).astype(np.float64)
+    counts = np.bincount(segments, minlength=shape[0] * shape[1])
+    return sums.reshape(shape).tolist(), counts.reshape(shape).tolist()

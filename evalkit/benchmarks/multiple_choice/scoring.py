@@ -93,7 +93,7 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: 
             return encoded, plan_batches(encoded.sequences, facts.token_budget, must_fit)
 
         # Several orders of the choices are more contexts
-        documents = hash(tuple(map(part.key_of, part.questions)))
+        documents = tuple(map(part.key_of, part.questions))
         what = (part.task, documents, len(part.questions[0].contexts), part.template.content_hash, must_fit)
         return remembered("batches", (plan.documents_key, identity, facts, *what), make, most=_TASKS_KEPT)
 
