@@ -168,9 +168,7 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
         "float32",
     ]
     both = [*common[:2], str(folder / "b"), *common[2:]]
-    result = CliRunner().invoke(
-        cli, [*both, "--margin", "99", "--max-sample", "220", "--seed", "1", "--format", "json"]
-    )
+    result = CliRunner().invoke(cli, [*both, "--margin", "99", "--max-sample", "220", "--seed", "1", "--format", "json"])
     content = json.loads(result.stdout)
     assert result.exit_code == 0 and content["most"] == 220 and content["steps"][-1]["documents"] <= 220
     failing = CliRunner().invoke(cli, [*both, "--margin", "0", "--max-sample", "220", "--fail-if-worse"])
