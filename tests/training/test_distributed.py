@@ -113,7 +113,7 @@ def steps(state: dict[str, Any]) -> list[int]:
     return [entry["step"] for entry in state["all"] if "evalkit/zeroshot8/piqa/accuracy" in entry]
 
 
-def test_the_main_process_evaluates_and_nothing_changes(start: Path, documents: Path, tmp_path: Path) -> None:
+def test_all_processes_evaluate_and_nothing_changes(start: Path, documents: Path, tmp_path: Path) -> None:
     plain, with_it = train(start, tmp_path / "plain", None), train(start, tmp_path / "with", documents)
     assert (plain.returncode, with_it.returncode) == (0, 0), plain.stderr + with_it.stderr
     for expected, state in zip(states(tmp_path / "plain"), states(tmp_path / "with"), strict=True):
