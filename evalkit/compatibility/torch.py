@@ -63,7 +63,12 @@ def shard_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def reshard(module: Any) -> None:
-    """Give back the gathered weights of modules that `fully_shard` has distributed; others are not changed."""
+    """Give back the gathered weights of modules that `fully_shard` has distributed; others are not changed.
+
+    Before, register what the first forward pass registers, which nobody may remove with the traces of an evaluation.
+    """
+    if isinstance(module, FSDPModule):
+        module._get_fsdp_state()._lazy_init()
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()

@@ -159,7 +159,8 @@ def class_of(module: Any) -> type:
 def why_not_callable(module: Any) -> str:
     """Return why a module cannot be evaluated by calls, or ""."""
     parameters = list(module.parameters())
-    if any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules()):
+    kinds = {type(part).__name__ for part in (*module.modules(), *parameters)}
+    if kinds & {"FullyShardedDataParallel", "ShardedTensor"}:
         return "is sharded by FullyShardedDataParallel; use fully_shard (FSDP2)"
     if any(hasattr(parameter, "ds_id") for parameter in parameters):
         return "is sharded by DeepSpeed ZeRO-3; use fully_shard, or evaluate its checkpoints: evalkit run --watch"

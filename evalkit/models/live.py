@@ -234,7 +234,7 @@ def _why_unsupported(module: Any) -> str:
     kinds = {type(part).__name__ for part in (*parts, *parameters)}
     sharded = kinds & _SHARDED or {"DeepSpeed ZeRO-3" for parameter in parameters if hasattr(parameter, "ds_id")}
     if sharded:
-        return f"is sharded over processes ({min(sharded)}); save the complete model and evaluate its folder"
+        return f"is sharded over processes ({min(sharded)}); call evalkit.InLoop in all of them, or save it whole"
     if getattr(module, "is_quantized", False) or getattr(module.config, "quantization_config", None):
         return "is quantised; quantised models are evaluated from files only; give the checkpoint folder"
     tensors = [*parameters, *module.buffers()]

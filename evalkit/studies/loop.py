@@ -66,8 +66,8 @@ def logged_metrics(run: Run, rule: str) -> dict[str, float]:
     other, logged = run.other_rule(rule), dict[str, float | None]()
     metrics = [metric for metric in benchmark_of(run).metrics(run, other) if metric.layer is None]
     logged |= {f"{metric.task}/{metric.name}": metric.value for metric in metrics}
-    averages = benchmark_of(run).stored_averages(run, other)
-    logged |= {f"{average['name']}/{metrics[0].name}": average["accuracy"] for average in averages}
+    averages, kind = benchmark_of(run).stored_averages(run, other), metrics[0].name if metrics else "value"
+    logged |= {f"{average['name']}/{kind}": average["accuracy"] for average in averages}
     if averages:
         logged[f"{averages[-1]['name']}/stderr"] = averages[-1]["stderr"]
     numbers = {name: float(value) for name, value in logged.items() if value is not None}
@@ -96,7 +96,7 @@ class Ranks:
         return values
 
     def any(self, value: bool) -> bool:
-        flags = torch.tensor([int(value)])
+        flags = torch.tensor([int(value)], device="cpu")
         if self._group is not None:
             distributed.all_reduce(flags, group=self._group)
         return bool(flags.item())
@@ -127,7 +127,10 @@ class Ranks:
         except Exception as error:
             failure = error
         while fill is not None and self.any(False):
-            fill()
+            try:
+                fill()
+            except Exception as error:
+                failure = failure or error
         why = self.all(None if failure is None else _described(failure))
         if failure is not None:
             raise failure

@@ -82,6 +82,7 @@ def built(name: str) -> nn.Module:
     model: nn.Module = model_of(
         "llama", ATTENTIONS[name], vocab_size=VOCABULARY, max_position_embeddings=1024,
         num_attention_heads=4, num_key_value_heads=2, attention_dropout=0.1 if name == "vanilla" else 0.0,
+        tie_word_embeddings=name == "vanilla",
     )  # fmt: skip
     return model.train()
 
@@ -142,6 +143,7 @@ def train(
         "buffers": {name: buffer.cpu() for name, buffer in model.named_buffers()},
         "optimizer": [value.cpu() for value in moments],
         "random": (random.getstate(), np.random.get_state()[1], torch.get_rng_state()),
+        "hooks": {name: len(module._state_dict_pre_hooks) for name, module in model.named_modules()},
         "modes": {name: module.training for name, module in model.named_modules()},
         "losses": losses,
     }
@@ -191,6 +193,8 @@ def run_job(job: dict[str, Any], folder: Path) -> None:
     Scoring.compute, Nano.forward = counting, breaking  # type: ignore[method-assign, assignment]
     try:
         if job["steps"]:
+            if job.get("first") and inloop is not None:
+                inloop(model, 0)
             state, logged = train(model, job["steps"], rank, inloop, job.get("between", False))
             torch.save(state, folder / f"{job['name']}-{rank}.pt")
         elif inloop is not None:

@@ -238,7 +238,6 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"budget": "2"}, "budget is '2'"),
     ({"budget": "2%", "every": None}, "every="),
     ({"budget": "2%", "sample": 5}, "sample"),
-    ({"tasks": "piqq"}, "piqq"),
 ]
 
 

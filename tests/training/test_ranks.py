@@ -154,6 +154,23 @@ def test_a_killed_training_goes_on_without_double_rows(
     assert len(table.read_text().splitlines()) == 2
 
 
+def test_an_evaluation_anywhere_in_a_sharded_training(folder: Path, documents: Path, tmp_path: Path) -> None:
+    """Before the first pass, when torch has not yet registered its hooks, and between two backward passes."""
+    given = asked(documents, tmp_path / "runs", folder, tasks=["piqa"])
+    jobs = [
+        job("without", "vanilla", "fsdp", 2, None),
+        job("first", "vanilla", "fsdp", 2, given | {"every": 4}, first=True),
+        job("between", "vanilla", "fsdp", 2, given | {"output": str(tmp_path / "between")}, between=True),
+    ]
+    done = launch(tmp_path / "jobs", jobs)
+    assert done.returncode == 0, done.stderr
+    for name in ("first", "between"):
+        for expected, state in zip(states(tmp_path / "jobs", "without"), states(tmp_path / "jobs", name), strict=True):
+            for what in expected:
+                assert equal(state[what], expected[what]), (name, what)
+    assert len(evalkit.list_runs(tmp_path / "runs")) == 1 and len(evalkit.list_runs(tmp_path / "between")) == 2
+
+
 def test_bf16_shards_are_scored_as_they_are_trained(folder: Path, documents: Path, tmp_path: Path) -> None:
     """Under `MixedPrecisionPolicy`: a run in bfloat16, near the one in float32, and the training is not changed."""
     given = asked(documents, tmp_path / "runs", folder, every=2)
