@@ -2,7 +2,7 @@
 
 In: a plan of any benchmark. Out: a finished run. Each batch is in the journal before the next one starts, so a killed
 process loses only its current batch. The next batch is prepared while one is computed. `run_plan` computes in this
-process; `OpenRun` has the steps for those that compute elsewhere (`studies/cluster/`).
+process; `OpenRun` has the steps for those that compute elsewhere, too (`studies/cluster/`, `studies/loop.py`).
 """
 
 from __future__ import annotations

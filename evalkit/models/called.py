@@ -13,6 +13,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -179,6 +180,14 @@ def is_only_sharded(module: Any) -> bool:
     return all(str(getattr(hook, "__module__", "")).startswith(_SHARDING) for hook in hooks)
 
 
+@cache
+def _source_of(kind: type) -> bytes:
+    """Return the source of a class at the first evaluation: its file may be edited while a training runs."""
+    with suppress(OSError, TypeError):  # a class that was made at a prompt
+        return b"" if kind.__module__.startswith("torch.") else inspect.getsource(kind).encode()
+    return b""
+
+
 def _described(module: Any, window: int | None) -> Any:
     """Return a config for a module without one of transformers: its own settings, window, and a digest of its code.
 
@@ -196,9 +205,7 @@ def _described(module: Any, window: int | None) -> Any:
         )
     code = hashlib.sha256()
     for kind in sorted({class_of(part) for part in module.modules()}, key=lambda kind: kind.__qualname__):
-        if not kind.__module__.startswith("torch."):
-            with suppress(OSError, TypeError):  # classes that were made at a prompt
-                code.update(inspect.getsource(kind).encode())
+        code.update(_source_of(kind))
     config = PreTrainedConfig(max_position_embeddings=length, own_settings=settings, code=code.hexdigest())
     select_attention(config, "own")
     return config

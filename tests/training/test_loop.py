@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import evalkit
 from evalkit.comparison.curves import curve
-from evalkit.comparison.sides import find_alike, find_trainings
+from evalkit.comparison.sides import Side, find_alike, find_trainings
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError, EvalkitError, UsageError
 from evalkit.models.live import live_model, state_digest
@@ -203,9 +203,13 @@ def test_a_budget_chooses_the_sample_once(folder: Path, documents: Path, tmp_pat
     runs = evalkit.list_runs(tmp_path / "runs")
     assert {run.manifest["specification"]["sample"] for run in runs} == {size} and len(runs) == 2
     assert not [line for line in said if "documents of each task" in line]
-    # Another sample is another curve
+    # Another sample is another curve; runs of both are compared on the documents that they share
     assert loop(sample=2)(model, 4)
     assert len(list((tmp_path / "runs").glob("*.csv"))) == 2
+    kept = {("x step 2", size), ("x step 4", 2)}
+    every = evalkit.list_runs(tmp_path / "runs")
+    both = [run for run in every if (run.manifest["model"], run.manifest["specification"]["sample"]) in kept]
+    assert curve(Side("x", tuple(both))).documents == dict.fromkeys(("piqa", "boolq"), min(size, 2))
 
 
 def test_failures(folder: Path, documents: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -161,6 +161,7 @@ def test_an_evaluation_anywhere_in_a_sharded_training(folder: Path, documents: P
         job("without", "vanilla", "fsdp", 2, None),
         job("first", "vanilla", "fsdp", 2, given | {"every": 4}, first=True),
         job("between", "vanilla", "fsdp", 2, given | {"output": str(tmp_path / "between")}, between=True),
+        job("budget", "nano", "fsdp", 4, given | {"output": str(tmp_path / "budget"), "every": 2, "budget": "50%"}),
     ]
     done = launch(tmp_path / "jobs", jobs)
     assert done.returncode == 0, done.stderr
@@ -168,6 +169,9 @@ def test_an_evaluation_anywhere_in_a_sharded_training(folder: Path, documents: P
         for expected, state in zip(states(tmp_path / "jobs", "without"), states(tmp_path / "jobs", name), strict=True):
             for what in expected:
                 assert equal(state[what], expected[what]), (name, what)
+    sizes = {run.manifest["specification"]["sample"] for run in evalkit.list_runs(tmp_path / "budget")}
+    assert len(sizes) == 1 and list(reports(tmp_path / "jobs", "budget")[0]) == ["2", "4"]
+    assert done.stderr.count("budget: ") == 1
     assert len(evalkit.list_runs(tmp_path / "runs")) == 1 and len(evalkit.list_runs(tmp_path / "between")) == 2
 
 
