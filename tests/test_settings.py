@@ -10,9 +10,9 @@ import click
 import pytest
 
 import evalkit
-from evalkit.benchmarks.needle import NeedleRequest
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.request import SuiteRequest
+from evalkit.benchmarks.ruler.needle import NeedleRequest
 from evalkit.cli.parameters import Command
 from evalkit.cli.root import cli
 from evalkit.errors import UsageError

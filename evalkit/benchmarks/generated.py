@@ -6,6 +6,7 @@ an answer (`table_row`), and what is computed from the table (`results`, `metric
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -143,6 +144,12 @@ class GeneratedAnswer(NamedTuple):
     ended: str
     """Stopping criterion: "end" (an end token), "enough" (a stop text or pattern) or "length"."""
     seconds: float
+    logprobs: str = ""
+    """JSON list of the log-likelihoods of the prompt's answers, in nats; empty without answers."""
+
+    def columns(self) -> dict[str, Any]:
+        """Return what a table has of it."""
+        return {name: value for name, value in self._asdict().items() if name != "logprobs"}
 
 
 @dataclass(frozen=True)
@@ -169,6 +176,8 @@ class GeneratedBenchmark(Benchmark):
     """Columns of `answers` that must be equal for two documents to be the same."""
     prompt_settings: ClassVar[Mapping[str, str]] = {}
     """Name in messages → entry of the specification that makes other prompts of the same documents."""
+    continuous: ClassVar[str] = ""
+    """Rule of the continuous measure that is reported beside the others, if there is one."""
 
     @abstractmethod
     def generation_requests(
@@ -190,6 +199,10 @@ class GeneratedBenchmark(Benchmark):
 
     def measure(self) -> Measure:
         return Measure(f"{self.metric} in %", True, self.metric)
+
+    def measures(self, run: Run) -> Mapping[str, Measure]:
+        """Return rule → measure of a run's documents; the benchmark's own, under its name, comes first."""
+        return {self.kind: self.measure()}
 
     def metric_of(self, task: str) -> str:
         return self.metric
@@ -281,9 +294,12 @@ class GeneratedBenchmark(Benchmark):
 
 class _ComparableAnswers(GradedAnswers):
     def __init__(self, benchmark: GeneratedBenchmark, run: Run) -> None:
-        measures = {benchmark.kind: benchmark.measure()}
-        super().__init__(run, partial(benchmark.answers, run), benchmark.checked, benchmark.groups(run), measures)
-        self._settings = benchmark.prompt_settings
+        groups, measures = benchmark.groups(run), benchmark.measures(run)
+        super().__init__(run, partial(benchmark.answers, run), benchmark.checked, groups, measures)
+        self._settings, self._continuous = benchmark.prompt_settings, benchmark.continuous
+
+    def beside(self, rule: str) -> str | None:
+        return self._continuous if self._continuous in self.rules and rule != self._continuous else None
 
     def must_agree(self, task: str) -> dict[str, str]:
         specification = self.run.manifest["specification"]
@@ -320,6 +336,7 @@ class _GenerationComputer:
                 new_tokens=len(generation.tokens),
                 ended=generation.ended,
                 seconds=round(generation.seconds, 4),
+                logprobs=json.dumps(generation.logprobs) if generation.logprobs else "",
             )
             for request, generation in zip(batch.content, generations, strict=True)
         ]

@@ -106,7 +106,7 @@ class PromptedBenchmark(generated.GeneratedBenchmark):
         score = float(self.score(text, document.reference))
         if not 0 <= score <= 1:
             raise ScoringError(f"{task} document {answer.id}: benchmark {self.kind} scores {score}; expected 0 to 1")
-        about = {"task": task, **document._asdict(), **answer._asdict()}
+        about = {"task": task, **document._asdict(), **answer.columns()}
         return about | {"answer": text, "score": score, "source": answer.id}
 
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:

@@ -24,7 +24,8 @@ _OWN = {
     "prompt_variants": "prompt_variants.benchmark:PromptVariants",
     "lm_eval": "lm_eval.benchmark:LMEval",
     "longbench": "longbench.benchmark:LongBench",
-    "needle": "needle:Needle",
+    "ruler": "ruler.benchmark:Ruler",
+    "needle": "ruler.needle:Needle",
     "attention": "attention.benchmark:Attention",
     "perplexity": "perplexity.benchmark:Perplexity",
 }

@@ -18,7 +18,7 @@ EditVariant = Literal["difflib", "rapidfuzz"]
 EDIT_SIMILARITY = option("difflib", "Of the code tasks; published scores are difflib's.")
 
 
-class _LongBenchGroup(Commands):
+class RunGroup(Commands):
     """A group with the default command `run`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -29,7 +29,7 @@ class _LongBenchGroup(Commands):
         return super().parse_args(ctx, args)
 
 
-@click.group(cls=_LongBenchGroup, add_help_option=False)
+@click.group(cls=RunGroup, add_help_option=False)
 def longbench() -> None:
     """LongBench: answers over long documents, generated and scored."""
 

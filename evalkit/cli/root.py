@@ -24,7 +24,7 @@ from types import FrameType
 import click
 
 from evalkit import __version__
-from evalkit.cli import benchmarks, comparing, drawing, longbench, models, noise, results, study
+from evalkit.cli import benchmarks, comparing, drawing, longbench, models, noise, results, ruler, study
 from evalkit.cli.parameters import SETTINGS, Commands
 from evalkit.display import shown_activity
 from evalkit.errors import EvalkitError, SeveralErrors
@@ -57,9 +57,9 @@ def cli() -> None:
 
 for command in (
     benchmarks.run, benchmarks.decide, benchmarks.needle, benchmarks.attention, benchmarks.perplexity,
-    longbench.longbench, study.study, comparing.compare, comparing.plan, noise.noise, drawing.figure, drawing.report,
-    results.show, results.rescore, results.table, results.integrity, results.export, models.import_, models.models,
-    models.list_, models.data, models.doctor,
+    longbench.longbench, ruler.ruler, study.study, comparing.compare, comparing.plan, noise.noise, drawing.figure,
+    drawing.report, results.show, results.rescore, results.table, results.integrity, results.export, models.import_,
+    models.models, models.list_, models.data, models.doctor,
 ):  # fmt: skip
     cli.add_command(command)
 

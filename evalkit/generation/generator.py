@@ -10,9 +10,11 @@ not run on this cache generate one prompt at a time with transformers' `generate
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from transformers.cache_utils import DynamicLayer
 from evalkit.compatibility.transformers import keeps_state
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, ScoringError, first_line
-from evalkit.generation.prompts import CHUNK, Prompt, shared_tokens
+from evalkit.generation.prompts import CHUNK, Ints, Prompt, shared_tokens
 from evalkit.generation.rows import NOT_FINITE_ADVICE, Generation, choose, generate_with_transformers, sampler_of
 from evalkit.models.loading.load import LoadedModel
 from evalkit.models.memory import check_room, is_out_of_memory, refuse_to_split
@@ -55,6 +57,15 @@ class _Storage:
         for layer in self.layers:
             for states in layer:
                 states[other, :, begin : begin + tokens] = states[row, :, start : start + tokens]
+
+    @contextmanager
+    def kept(self, row: int, start: int, stop: int) -> Iterator[None]:
+        """Restore some columns of a row when the context ends."""
+        before = [[states[row, :, start:stop].clone() for states in layer] for layer in self.layers]
+        yield
+        for layer, copies in zip(self.layers, before, strict=True):
+            for states, copy in zip(layer, copies, strict=True):
+                states[row, :, start:stop] = copy
 
     def put(self, layer: int, rows: slice, column: int, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Write new keys and values, [rows, heads, tokens, size], from a column on; return all of the layer."""
@@ -202,16 +213,21 @@ class Generator:
             for row in rows:
                 forget_lengths(self._dynamic)
                 generate_with_transformers(self._model, row)
+                row.logprobs = [self._logprob(row, answer) for answer in row.prompt.answers]
             return rows
         used = max(len(prompt.tokens) for prompt in prompts)
-        columns = used + max(prompt.max_new_tokens for prompt in prompts)
+        columns = used + max(prompt.columns - len(prompt.tokens) for prompt in prompts)
         check_room(self.device, len(prompts) * columns * self.token_bytes)
         storage = _Storage(self._layers, len(prompts), columns)
         for index, row in enumerate(rows):
             started = time.perf_counter()
             row.place, row.start = index, used - len(row.prompt.tokens)
             row.append(*choose([row], self._prefill(storage, row, rows[:index])))
-            row.seconds = row.prompt_seconds = time.perf_counter() - started
+            row.prompt_seconds = time.perf_counter() - started
+            if row.prompt.answers:
+                with storage.kept(row.place, row.start + row.prompt.shared - 1, used):
+                    row.logprobs = [self._logprob(row, answer, storage) for answer in row.prompt.answers]
+            row.seconds = time.perf_counter() - started
         live = storage.without_ended(rows, used)
         while live:
             self._step(storage, live, used)
@@ -234,6 +250,23 @@ class Generator:
             positions = torch.arange(begin, begin + part.shape[1], device=self.device)[None]
             logits = self._logits(input_ids=part, position_ids=positions, past_key_values=cache)
         return logits
+
+    def _logprob(self, row: Generation, answer: Ints, storage: _Storage | None = None) -> float:
+        """Return the log-likelihood of an answer in nats, from stored keys and values or else by a plain pass."""
+        prompt, before, inputs = row.prompt, 0, dict[str, Any](use_cache=False)
+        if storage is not None:
+            before = prompt.shared - 1  # the token from which the answer's first one is predicted
+            positions = torch.arange(before, before + len(answer), device=self.device)[None]
+            cache = storage.view(slice(row.place, row.place + 1), row.start, before)
+            inputs = {"use_cache": True, "past_key_values": cache, "position_ids": positions}
+        forget_lengths(self._dynamic)
+        ids = torch.from_numpy(np.concatenate([prompt.tokens[before : prompt.shared], answer[:-1]])[None])
+        logits = self._model(input_ids=ids.to(self.device), **inputs).logits[0, -len(answer) :]
+        targets = torch.from_numpy(answer).to(logits.device)[:, None]
+        total = float(logits.float().log_softmax(-1).gather(-1, targets).double().sum())
+        if not math.isfinite(total):
+            raise ScoringError(f"the log-likelihood of an answer is not a finite number; {NOT_FINITE_ADVICE}")
+        return total
 
     def _step(self, storage: _Storage, live: Sequence[Generation], used: int) -> None:
         started = time.perf_counter()

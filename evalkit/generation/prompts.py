@@ -63,11 +63,16 @@ class Prompt:
     stops: Stops = Stops()
     decoding: Decoding | None = None
     """None: the argmax of the logits, whatever the model's generation config says."""
+    answers: tuple[Ints, ...] = ()
+    """Texts whose log-likelihood is computed from the prompt's keys and values, whatever is generated: each the tokens
+    that follow the first `shared` tokens of the prompt."""
+    shared: int = 0
+    """At least one; fewer than the prompt's where the tokenizer joins its end and the beginning of an answer."""
 
     @property
     def columns(self) -> int:
         """Largest number of tokens whose keys and values are stored."""
-        return len(self.tokens) + self.max_new_tokens
+        return max(len(self.tokens) + self.max_new_tokens, self.shared + max(map(len, self.answers), default=0))
 
 
 def shared_tokens(first: Ints, second: Ints, chunk: int) -> int:
@@ -124,7 +129,10 @@ class Capacity:
         batches: list[list[Prompt]] = []
         for prompt in chain.from_iterable(groups):
             members = [*batches[-1], prompt] if batches else [prompt]
-            longest, new = max(len(row.tokens) for row in members), max(row.max_new_tokens for row in members)
+            longest, new = (
+                max(len(row.tokens) for row in members),
+                max(row.columns - len(row.tokens) for row in members),
+            )
             if batches and len(members) <= self.most_rows and (longest + new) * len(members) <= self.tokens:
                 batches[-1] = members
             else:

@@ -82,6 +82,8 @@ class Generation:
         """Why generation stopped: "end" (end token), "enough" (stop text or pattern found) or "length"."""
         self.reused = 0
         """Prompt tokens whose keys and values were copied from another prompt."""
+        self.logprobs: list[float] = []
+        """Log-likelihood of each of the prompt's answers, in nats."""
         self.prompt_seconds = 0.0
         """Time to the first generated token."""
         self.seconds = 0.0

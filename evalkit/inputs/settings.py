@@ -8,6 +8,7 @@ docs/reference/settings.md; and values that are validated.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, dataclass, field, fields
 from functools import cache, wraps
@@ -159,11 +160,16 @@ def _fitted(definition: Setting, value: Any) -> Any:
     try:
         if any(isinstance(item, bool) for item in listed):
             raise TypeError
-        return tuple(whole(flag, item, 0) if each is int else float(item) for item in listed)
+        return tuple(whole(flag, _units(item), 0) if each is int else float(item) for item in listed)
     except (TypeError, ValueError, UsageError):
         shown = ",".join(map(str, listed)) if isinstance(listed, (list, tuple)) else repr(listed)
         kind = "whole numbers" if each is int else "numbers"
         raise UsageError(f"{flag} {shown}: expected {kind}, separated by commas") from None
+
+
+def _units(item: Any) -> Any:
+    """Return a number of tokens that is written as 4k as 4096, as lengths of contexts are named."""
+    return 1024 * int(item[:-1]) if isinstance(item, str) and re.fullmatch(r"\d+[kK]", item) else item
 
 
 Given = ParamSpec("Given")

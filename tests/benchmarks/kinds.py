@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from evalkit.display import Progress
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
 from tests.benchmarks.longbench.made import record, write
+from tests.benchmarks.ruler.made import few_data
 from tests.documents import made_up
 from tests.tiny import tiny_checkpoint
 
@@ -39,6 +41,7 @@ KINDS = {
     "longbench": Kind(
         500, {"Qasper"}, {"data_dir": Path("rows"), "context": "none", "tasks": "qasper"}, {"max_prompt_tokens": 300}
     ),
+    "ruler": Kind(400, {"niah_multikey_2@1k"}, {"tasks": ("niah_multikey_2",)}, {"lengths": (1024,), "samples": 4}),
     "needle": Kind(400, {"needle"}, {}, {"lengths": (200, 300), "depths": (0, 50), "repeats": 1}),
     "attention": Kind(None, LABELS, CHOICES | {"sample": 7}, {"measures": ("bos", "entropy", "similarity")}),
     "perplexity": Kind(128, {"lines"}, {}, {"text": Path("lines.jsonl"), "stride": 100}),
@@ -48,7 +51,7 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("files")
     for seed in (0, 1):
         tiny_checkpoint(folder / f"model{seed}", seed=seed, window=1024)
@@ -56,7 +59,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [" ".join(f"word{n}" for n in range(start, start + 150)) for start in range(0, 600, 100)]
     write(folder / "rows" / "qasper.jsonl", [record("qasper", n, context=text) for n, text in enumerate(texts)])
     write(folder / "lines.jsonl", [{"text": text} for text in texts])
-    return folder
+    with few_data(folder):
+        yield folder
 
 
 def options_of(kind: str, files: Path, output: Path) -> tuple[dict[str, Any], dict[str, Any]]:

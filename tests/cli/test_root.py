@@ -92,7 +92,7 @@ def test_every_command_that_prints_a_table_has_the_same_formats() -> None:
             yield from commands(command) if isinstance(command, click.Group) else [command]
 
     options = [option for command in commands(cli) for option in command.params if "--format" in option.opts]
-    assert len(options) == 23
+    assert len(options) == 25
     assert all(isinstance(option.type, click.Choice) and tuple(option.type.choices) == FORMATS for option in options)
 
 

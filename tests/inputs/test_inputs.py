@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pydantic import AfterValidator, Field
 
 from evalkit.benchmarks.lm_eval.harness import Harness
-from evalkit.benchmarks.needle import NeedleRequest
 from evalkit.benchmarks.request import SuiteRequest, request_of
+from evalkit.benchmarks.ruler.needle import NeedleRequest
 from evalkit.data.sources import read as read_documents
 from evalkit.errors import DataError, TableError, UsageError, reading_as
 from evalkit.inputs import reading

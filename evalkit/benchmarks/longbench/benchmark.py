@@ -111,7 +111,7 @@ class LongBench(generated.GeneratedBenchmark):
         return generation_requests(find_task(task), plan.tasks[task], tokenizer, ends, most, context, plan.request.chat)
 
     def table_row(self, task: str, document: LongBenchDocument, answer: GeneratedAnswer) -> dict[str, Any]:
-        stored = {"prediction" if name == "text" else name: value for name, value in answer._asdict().items()}
+        stored = {"prediction" if name == "text" else name: value for name, value in answer.columns().items()}
         return {
             "task": task,
             "index": document.index,

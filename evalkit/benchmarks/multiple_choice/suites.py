@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 TASK_DIR = ("tasks", "zeroshot8")
 """evalkit's own lm-eval task files, whose documents are pinned."""
-_RESERVED_NAMES = ("lm_eval", "longbench", "longbench-e", "needle", "tasks")
+_RESERVED_NAMES = ("lm_eval", "longbench", "longbench-e", "needle", "ruler", "tasks")
 _SHIPPED_ONLY = ("documents", "fewshot", "fills", "stands_for")
 
 

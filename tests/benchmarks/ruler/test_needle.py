@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
 from itertools import islice
@@ -14,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from evalkit.benchmarks.haystack import BUILT_IN, Haystack, NeedleCase
-from evalkit.benchmarks.needle import Needle, NeedleRequest
 from evalkit.benchmarks.request import request_of
+from evalkit.benchmarks.ruler.haystack import BUILT_IN, Haystack, NeedleCase
+from evalkit.benchmarks.ruler.needle import Needle, NeedleRequest
 from evalkit.errors import DataError
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt
@@ -39,7 +40,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def prompt(tokenizer: Any, case: NeedleCase, cue: bool = True, factor: float = 1.0) -> np.ndarray:
     size = cache(lambda text: round(factor * len(tokenizer(text, add_special_tokens=False).input_ids)))
-    return np.asarray(Haystack(None).prompt(case, lambda text: tokenizer(text).input_ids, size, cue=cue))
+    return np.asarray(Haystack(None).prompt(case, lambda text: tokenizer(text).input_ids, size, cue=cue)[1])
 
 
 @pytest.mark.parametrize(("length", "depth"), [(400, 0.0), (777, 60.0), (1500, 100.0)])
@@ -131,7 +132,7 @@ def test_answers_are_what_transformers_generates(needle: Command, model: Path) -
         return len(loaded.tokenizer(text, add_special_tokens=False).input_ids)
 
     for case, row in zip(plan.tasks["needle"], table.itertuples(), strict=True):
-        ids = plan.haystack.prompt(case, lambda text: loaded.tokenizer(text).input_ids, size, cue=True)
+        _, ids = plan.haystack.prompt(case, lambda text: loaded.tokenizer(text).input_ids, size, cue=True)
         expected = by_transformers(loaded.model, np.asarray(ids), 32, [1])
         answer = loaded.tokenizer.decode(expected, skip_special_tokens=True)
         assert (row.answer, row.secret, row.tokens) == (answer, case.secret, len(ids))
@@ -148,12 +149,16 @@ def test_needles_that_are_found(needle: Command, model: Path, monkeypatch: pytes
         ends = (n for n in range(1, len(said)) if re.search(prompt.stops.pattern, tokenizer.decode(said[: n - 1])))
         generation = Generation(prompt, None, None)
         generation.tokens, generation.ended = list(said[: next(ends, len(said))]), "enough"
+        generation.logprobs = [-2.0 * (number > 0) - 1 for number in range(len(prompt.answers))]
         return generation
 
     monkeypatch.setattr(Generator, "_generate", lambda _, prompts: list(map(answered, prompts)))
     run = load_run(needle().out.splitlines()[-1])
     assert run.stored["found"] == [[1.0, 0.0]] * 2
     assert run.stored["averages"][0]["accuracy"] == 0.5
+    [task] = run.stored["tasks"]
+    assert (task["choice"], task["chance"]) == (1.0, 1 / 8)
+    assert task["bits_per_byte"] == pytest.approx(1 / math.log(2) / 7)
     table = Needle().answers(run)
     assert list(table["found"]) == list(table["length"] == 400)
     # Stopped after the character that follows the secret, which could have been a digit, and one more token

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import count, cycle, islice
 from pathlib import Path
 
+from evalkit.benchmarks.ruler.retrieval import CHOICES
 from evalkit.errors import UsageError
 from evalkit.inputs.reading import read_given_text
 
@@ -64,6 +65,11 @@ class NeedleCase:
     def secret(self) -> str:
         """The hidden number: seven digits, the same in every run."""
         return str(1_000_000 + self._hash % 9_000_000)
+
+    @property
+    def others(self) -> list[str]:
+        """Secrets of other cases, which the gold one is compared with."""
+        return [replace(self, repeat=self.repeat + number).secret for number in range(1, CHOICES)]
 
     @property
     def city(self) -> str:
@@ -122,14 +128,14 @@ class Haystack:
 
     def prompt(
         self, case: NeedleCase, encode: Callable[[str], Sequence[int]], size: Callable[[str], int], *, cue: bool
-    ) -> Sequence[int]:
-        """Return the token ids of a case's prompt, with as many sentences as fit into its length.
+    ) -> tuple[str, Sequence[int]]:
+        """Return a case's prompt and its token ids, with as many sentences as fit into its length.
 
         Text is encoded with special tokens and chat template; `size` is the number of tokens of a sentence inside a
         text. For the cue, see `NeedleCase.text`.
         """
         source, sentences, ends = self.sentences(case.repeat), list[str](), [0]
-        best: Sequence[int] = ()
+        best: tuple[str, Sequence[int]] = "", ()
         fit, number = 0, 0  # sentences known to fit, sentences tried
         room = case.length - len(encode(case.text([], 0, cue)))
         while True:
@@ -139,16 +145,17 @@ class Haystack:
                 if number == len(ends):
                     sentences.append(next(source))
                     ends.append(ends[-1] + size(" " + sentences[-1].strip()))
-            tokens: Sequence[int] = ()
+            text, tokens = best
             while number > fit:
                 before = min(range(number + 1), key=lambda n: abs(ends[n] - case.depth / 100 * ends[number]))
-                tokens = encode(case.text(sentences[:number], before, cue))
+                text = case.text(sentences[:number], before, cue)
+                tokens = encode(text)
                 if len(tokens) <= case.length:
                     break
                 number -= 1
             if number == fit:
                 break
-            best, fit, room = tokens, number, ends[number] + case.length - len(tokens)
+            best, fit, room = (text, tokens), number, ends[number] + case.length - len(tokens)
         if not fit:
             raise UsageError(f"--lengths {case.length}: no room for a needle and a sentence; give longer ones")
         return best

@@ -1,9 +1,9 @@
-"""Needle-in-a-haystack test: retrieval of a number from a long text, by length and depth.
+"""Needle-in-a-haystack test: one needle in a text, in a grid of lengths and depths, with RULER's two scores.
 
 In: a `NeedleRequest`. Out: a run folder with
 
 needles.parquet   one row for each length, depth and repeat
-results.json      the fraction of needles found
+results.json      the fraction of needles found, and the likelihood of their numbers
 heatmap.png, .pdf
 """
 
@@ -19,15 +19,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from evalkit.benchmarks import generated
 from evalkit.benchmarks.generated import DocumentPlan, GeneratedAnswer, GenerationRequest, TaskDocuments
-from evalkit.benchmarks.haystack import Haystack, NeedleCase
 from evalkit.benchmarks.outcomes import Measure, Metric, run_content
 from evalkit.benchmarks.request import Request
+from evalkit.benchmarks.ruler.haystack import Haystack, NeedleCase
+from evalkit.benchmarks.ruler.results import draw_grid
+from evalkit.benchmarks.ruler.retrieval import RetrievalBenchmark, likelihood_columns, scores_of, with_answers
 from evalkit.display import Say
 from evalkit.errors import RunError, UsageError
 from evalkit.inputs.settings import setting
 from evalkit.inputs.validated import Stored
 from evalkit.reporting.decimals import percent
-from evalkit.reporting.figures import RunFigure, new_figure, save_figure
+from evalkit.reporting.figures import RunFigure
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run, StoredTask
@@ -39,10 +41,10 @@ NEEDLE = "needle"
 NEEDLES = "needles.parquet"
 MAX_NEW_TOKENS = 32
 """Maximum length of an answer: a sentence with seven digits, each of which may be a token."""
+_VERSION = 2
+"""Increased with every change of evalkit that changes a number of this benchmark."""
 _SHORTEST = 1000
 _MAX_CASES = 100_000
-_MOST_LABELLED = 144
-"""Most cells of a heatmap with numbers in them; in smaller cells they are not readable."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,9 @@ class NeedlePlan(DocumentPlan):
 class _NeedleTask(StoredTask):
     n: int
     found: int
+    choice: float | None = None
+    """Of runs before version 2, whose answers were only generated, None; so the likelihood."""
+    bits_per_byte: float | None = None
 
 
 class _NeedleResults(Stored):
@@ -80,7 +85,7 @@ class _NeedleResults(Stored):
     found: list[list[float]]
 
 
-class Needle(generated.GeneratedBenchmark):
+class Needle(RetrievalBenchmark):
     kind = NEEDLE
     request = NeedleRequest
     results_form = _NeedleResults
@@ -101,7 +106,13 @@ class Needle(generated.GeneratedBenchmark):
         if (needles := len(lengths) * len(depths) * request.repeats) > _MAX_CASES:
             raise UsageError(f"{needles:,} needles, more than the maximum of {_MAX_CASES:,}; lower --repeats")
         cases = [NeedleCase(*case) for case in product(lengths, depths, range(request.repeats))]
-        grid = {"lengths": lengths, "depths": depths, "repeats": request.repeats, "text": haystack.identity}
+        grid = {
+            "version": _VERSION,
+            "lengths": lengths,
+            "depths": depths,
+            "repeats": request.repeats,
+            "text": haystack.identity,
+        }
         tasks = {NEEDLE: TaskDocuments(cases, haystack.source)}
         plan = generated.generated_plan(NEEDLE, request, checkpoint, context, tasks, grid, say, request.chat)
         return NeedlePlan(**vars(plan), haystack=haystack)
@@ -121,11 +132,18 @@ class Needle(generated.GeneratedBenchmark):
 
         requests = []
         for number, case in enumerate(plan.tasks[task]):
-            tokens = np.asarray(plan.haystack.prompt(case, encode, size, cue=not chat), np.int64)
+            text, ids = plan.haystack.prompt(case, encode, size, cue=not chat)
+            tokens, secrets = np.asarray(ids, np.int64), (case.secret, *case.others)
+            if chat:  # an answer is a turn of its own
+                sequences = [[*ids, *tokenizer(secret, add_special_tokens=False).input_ids] for secret in secrets]
+            else:
+                sequences = [encode(f"{text} {secret}") for secret in secrets]
             # The next token may continue the number with a digit
             stops = Stops(ends, pattern=case.pattern, unsearched_tail=1)
             digest = sha256(tokens.astype("<i8").tobytes()).hexdigest()
-            requests.append(GenerationRequest(str(number), Prompt(number, tokens, MAX_NEW_TOKENS, stops), digest))
+            prompt = Prompt(number, tokens, MAX_NEW_TOKENS, stops)
+            prompt = with_answers(prompt, sequences, plan.manifest["context"], f"needle {number}")
+            requests.append(GenerationRequest(str(number), prompt, digest))
         return requests
 
     def table_row(self, task: str, document: NeedleCase, answer: GeneratedAnswer) -> dict[str, Any]:
@@ -142,12 +160,15 @@ class Needle(generated.GeneratedBenchmark):
             "ended": answer.ended,
             "seconds": answer.seconds,
             "found": document.is_found(answer.text),
+            **likelihood_columns((document.secret, *document.others), answer.logprobs),
         }
 
     def results(self, plan: NeedlePlan, table: pd.DataFrame) -> dict[str, Any]:
         shares = table.pivot_table(index="depth", columns="length", values="found", aggfunc="mean")
         return {
-            "tasks": [{"task": NEEDLE, "n": len(table), "found": int(table["found"].sum())}],
+            "tasks": [
+                {"task": NEEDLE, **scores_of(table.assign(score=table["found"])), "found": int(table["found"].sum())}
+            ],
             "averages": [{"name": "needles found", "accuracy": float(table["found"].mean()), "stderr": None}],
             "depths": [float(depth) for depth in shares.index],
             "lengths": [int(length) for length in shares.columns],
@@ -158,12 +179,11 @@ class Needle(generated.GeneratedBenchmark):
     def draw(self, results: Mapping[str, Any], folder: Path) -> None:
         try:
             for name in self.files[1:]:
-                draw_heatmap(results, folder / name)
+                draw_grid(results, folder / name)
         except RunError as error:
             raise RunError(f"{error}; the results are saved; run the same command again to draw the heatmap") from error
 
-    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        self.refuse_rule(run, rule)
+    def own_metrics(self, run: Run) -> list[Metric]:
         [task] = run.stored["tasks"]
         return [Metric(NEEDLE, self.metric, task["n"], task["found"] / task["n"], None)]
 
@@ -201,7 +221,7 @@ class Needle(generated.GeneratedBenchmark):
     def figures(self, runs: Sequence[Run], names: Sequence[str], models: Sequence[str]) -> list[RunFigure]:
         words = "Needles found in %, by length of the text and depth in it"
         return [
-            RunFigure(f"heatmap-{run.manifest['id']}", f"{words}: {name}.", partial(draw_heatmap, run.stored))
+            RunFigure(f"heatmap-{run.manifest['id']}", f"{words}: {name}.", partial(draw_grid, run.stored))
             for run, name in zip(runs, names, strict=True)
         ]
 
@@ -220,23 +240,3 @@ def _lengths(requested: tuple[int, ...], context: int) -> list[int]:
             f"tokens, and an answer may need {MAX_NEW_TOKENS}; give lengths of 100 to {most}, or a longer --context"
         )
     return sorted(lengths)
-
-
-def draw_heatmap(results: Mapping[str, Any], path: Path) -> None:
-    """Draw the shares of needles found, of results.json, into a .png, .pdf or .svg file."""
-    import numpy as np
-
-    shares, lengths, depths = np.array(results["found"]), results["lengths"], results["depths"]
-    figure = new_figure(max(3.4, 2.2 + 0.62 * len(lengths)), max(3.2, 1.5 + 0.36 * len(depths)))
-    axes = figure.subplots()
-    image = axes.imshow(100 * shares, cmap="viridis", vmin=0, vmax=100, aspect="auto")
-    axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], rotation=45, ha="right")
-    axes.set_yticks(range(len(depths)), [f"{depth:g}" for depth in depths])
-    axes.set_xlabel("length in tokens")
-    axes.set_ylabel("depth of the needle in %")
-    if shares.size <= _MOST_LABELLED:
-        for (row, column), share in np.ndenumerate(shares):
-            colour = "#111111" if share > 0.6 else "white"  # which pages leave as they are
-            axes.text(column, row, percent(share, 0), ha="center", va="center", fontsize=8, color=colour)
-    figure.colorbar(image, ax=axes, label="needles found in %", ticks=[0, 25, 50, 75, 100])
-    save_figure(figure, path)

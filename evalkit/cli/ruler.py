@@ -1,0 +1,94 @@
+"""`evalkit ruler` and its commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from evalkit.cli import running
+from evalkit.cli.longbench import RunGroup
+from evalkit.cli.parameters import argument, command, option
+from evalkit.cli.running import Printer
+from evalkit.display import doing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from evalkit.runs.folder import Run
+
+
+@click.group(cls=RunGroup, add_help_option=False)
+def ruler() -> None:
+    """RULER: retrieval, tracking, counting and questions in texts of each length."""
+
+
+@command(
+    ruler,
+    "run",
+    kind="ruler",
+    order="ORIGIN lengths tasks samples CONTEXT ... output name COMPUTING token_budget TRUST dry plot printer",
+)
+def run_ruler(
+    *,
+    checkpoint: str | None = running.CHECKPOINT,
+    model: str | None = running.MODEL,
+    dry: bool = running.DRY_RUN,
+    plot: Path | None = running.PLOT,
+    printer: Printer,
+    **options: Any,
+) -> None:
+    """Generate and score answers of RULER's 13 tasks, made for the checkpoint's tokenizer; `run` may be omitted.
+
+    Two scores from one pass over the text: RULER's own of the generated answer, and the likelihood of the right answer,
+    which also tells apart models that generate nothing right. The same command again resumes an interrupted run.
+
+    \b
+    evalkit ruler CKPT --lengths 1k,2k,4k,8k
+    evalkit ruler CKPT --lengths 4k,8k --context 8192                    stretched to 8,192 tokens by YaRN
+    evalkit ruler CKPT --tasks niah_multikey_1,vt --samples 200 --plot lengths.pdf
+    evalkit ruler show RUN_A RUN_B --format latex                        a line for each model
+    """
+    running.evaluate(
+        running.checkpoint_of(checkpoint, model),
+        options | {"suite": "ruler"},
+        printer,
+        dry,
+        draw=lambda run: _draw([run], [run.model], plot),
+    )
+
+
+@command(ruler, "show")
+def show_ruler(
+    *,
+    runs: tuple[str, ...] = argument(),
+    rule: Literal["ruler", "choice", "bits_per_byte"] = option("ruler", "Which score."),
+    root: Path | None = running.RUNS_IN,
+    plot: Path | None = running.PLOT,
+    printer: Printer,
+) -> None:
+    """Print finished runs side by side: means at each length, weighted means, and the effective length of each.
+
+    RUNS are run folders, or ids, names or checkpoints of runs in --in (evalkit ls runs). Whether a difference is real
+    says evalkit compare.
+
+    \b
+    evalkit ruler show RUN_A RUN_B --plot lengths.pdf
+    evalkit ruler show RUN_A RUN_B --rule choice --format latex
+    """
+    from evalkit.benchmarks.ruler.results import RULER, lengths_report
+    from evalkit.comparison.sides import names
+
+    with doing("reading runs"):
+        opened = running.Source(None, None).named(runs, root, usable=lambda run: run.kind == RULER).singles
+    printer(lengths_report(opened, names(opened), rule))
+    _draw(opened, names(opened), plot)
+
+
+def _draw(runs: Sequence[Run], names: Sequence[str], plot: Path | None) -> None:
+    from evalkit.benchmarks.ruler.results import draw_lengths
+
+    if plot:
+        draw_lengths(runs, names, plot)
+        running.say(f"{plot} has been written")
