@@ -8,6 +8,7 @@
     run.results("acc_norm")      # another rule, no model needed
     evalkit.compare(run, "1a2b3c4")   # paired on the same documents; runs by folder, name, id or checkpoint
     evalkit.evaluate(model, tokenizer=tokenizer, name="step 1000")   # a model in memory, which is not changed
+    inloop = evalkit.InLoop(every=1000, tokenizer=tokenizer)   # in any training loop: inloop(model, step)
     trainer.add_callback(evalkit.TrainerCallback(trainer, every=1000))   # transformers' Trainer, while it trains
 
     lm_eval.simple_evaluate(model=evalkit.harness("demo"), tasks=["lambada_openai"])
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from evalkit.runs.accuracies import Average, Results, TaskResult
     from evalkit.runs.finding import list_runs
     from evalkit.runs.folder import Run
+    from evalkit.studies.loop import InLoop
     from evalkit.studies.training import TrainerCallback
 
 # Not read from the installed metadata: the distribution named "evalkit" is another project
@@ -58,15 +60,16 @@ _NAMES = {
     "runs.accuracies": ["Average", "Results", "TaskResult"],
     "runs.finding": ["list_runs"],
     "runs.folder": ["Run"],
+    "studies.loop": ["InLoop"],
     "studies.training": ["TrainerCallback"],
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
-    "Average", "AverageDifference", "CheckpointError", "Comparison", "DataError", "EvalkitError", "OutOfMemoryError",
-    "Progress", "Results", "Run", "RunError", "RunInUseError", "ScoringError", "SeveralErrors", "TableError",
-    "TaskDifference", "TaskResult", "TemplateError", "TrainerCallback", "UnknownNameError", "UsageError", "compare",
-    "evaluate", "harness", "list_runs", "load_run",
+    "Average", "AverageDifference", "CheckpointError", "Comparison", "DataError", "EvalkitError", "InLoop",
+    "OutOfMemoryError", "Progress", "Results", "Run", "RunError", "RunInUseError", "ScoringError", "SeveralErrors",
+    "TableError", "TaskDifference", "TaskResult", "TemplateError", "TrainerCallback", "UnknownNameError", "UsageError",
+    "compare", "evaluate", "harness", "list_runs", "load_run",
 ]  # fmt: skip
 
 

@@ -50,6 +50,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(evalkit, "evaluate", with_documents)
     callback = partial(evalkit.TrainerCallback, data_dir=documents, allow_unofficial_data=True)
     monkeypatch.setattr(evalkit, "TrainerCallback", callback, raising=False)
+    in_loop = partial(evalkit.InLoop, data_dir=documents, allow_unofficial_data=True)
+    monkeypatch.setattr(evalkit, "InLoop", in_loop, raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -2,14 +2,14 @@
 
 In: a plan of any benchmark. Out: a finished run. Each batch is in the journal before the next one starts, so a killed
 process loses only its current batch. The next batch is prepared while one is computed. `run_plan` computes in this
-process; `OpenRun` has the steps for those that compute elsewhere (`studies/cluster/`).
+process; `OpenRun` has the steps for those that compute elsewhere, too (`studies/cluster/`, `studies/loop.py`).
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
@@ -42,7 +42,7 @@ _ABOUT = ("sharing", "loaded")
 
 def prefetched(
     batches: Iterator[Prefetched], warm: Callable[[Prefetched], None], stop: Callable[[], None] = lambda: None
-) -> Iterator[Prefetched]:
+) -> Generator[Prefetched, None, None]:
     """Yield batches, while a thread takes the next one from the iterator and makes it ready by `warm`.
 
     `stop` is called where no more batches are needed; it makes the iterator raise an exception soon.

@@ -8,6 +8,9 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -54,6 +57,39 @@ def hooks_of(module: Any) -> list[Any]:
     Public methods register and remove hooks, but none lists them.
     """
     return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+
+
+def shard_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a distributed tensor that this process has; any other tensor is returned as it is."""
+    local: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local
+
+
+def reshard(module: Any) -> None:
+    """Give back the gathered weights of modules that `fully_shard` has distributed; others are not changed.
+
+    Before, register what the first forward pass registers, which nobody may remove with the traces of an evaluation.
+    """
+    if isinstance(module, FSDPModule):
+        module._get_fsdp_state()._lazy_init()
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
+def end_forward(module: Any) -> None:
+    """Make distributed modules whose forward pass has raised an exception ready for the next one.
+
+    Their hooks run only after a pass that returns, and torch has no public way to end another one.
+    """
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            state = part._get_fsdp_state()
+            for group in state._fsdp_param_groups:
+                group.wait_for_unshard()
+                group._training_state = TrainingState.IDLE
+            state._training_state, state._state_ctx.iter_forward_root = TrainingState.IDLE, None
+            state._modules_to_run_forward.clear()
 
 
 def compile_for_any_size(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -187,7 +187,12 @@ def with_settings(types: type, *kinds: type) -> Callable[[Callable[Given, Result
     def add(function: Callable[Given, Result]) -> Callable[Given, Result]:
         own, keyword = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
         parameters = [item for item in own.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
+        # A type checker takes a setting that is also an argument by its position as positional only
+        either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [item.replace(kind=either) if item.name in added else item for item in parameters]
         for name, hint in added.items():
+            if name in own.parameters:
+                continue
             parameters.append(inspect.Parameter(name, keyword, default=known[name].default, annotation=hint))
         signature = own.replace(parameters=parameters)
 

@@ -1,9 +1,9 @@
 """Evaluate a model in memory, in place.
 
-In: a `transformers.PreTrainedModel`, optionally in a wrapper that only calls it, and its tokenizer. Out: a `LiveSpec`,
-a `ModelSpec` whose checkpoint is a folder with everything but the weights, and whose fingerprint is computed from the
-module's tensors. The module is used without a copy and its state is restored afterwards; the tokenizer is saved to the
-folder and loaded from there.
+In: a `transformers.PreTrainedModel`, optionally in a wrapper that only calls it, or, where processes keep in step, any
+module that `called.py` can call; and its tokenizer. Out: a `LiveSpec`, a `ModelSpec` whose checkpoint is a folder with
+everything but the weights, and whose fingerprint is computed from the module's tensors. The module is used without a
+copy and its state is restored afterwards; the tokenizer is saved to the folder and loaded from there.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from copy import copy, deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import uuid4
@@ -26,12 +26,21 @@ import xxhash
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from evalkit.compatibility.torch import compiled, hooks_of, is_wrapped_by_accelerate, unsaved_buffers, unwrap_forward
+from evalkit.compatibility.torch import (
+    compiled,
+    hooks_of,
+    is_wrapped_by_accelerate,
+    reshard,
+    shard_of,
+    unsaved_buffers,
+    unwrap_forward,
+)
 from evalkit.compatibility.transformers import attention_of, is_of_gradients, quiet, saving_weights_with
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UsageError, reading_as
 from evalkit.inputs import values
 from evalkit.inputs.settings import given_settings
+from evalkit.models.called import CalledModel, class_of, is_only_sharded, is_sharded, why_not_callable
 from evalkit.models.context.extension import context_window
 from evalkit.models.loading.checks import check_causal, check_numbers
 from evalkit.models.loading.files import GENERATION_CONFIG, generation_settings
@@ -47,6 +56,7 @@ _SHARDED = {"FullyShardedDataParallel", "DTensor", "ShardedTensor"}
 """Class names of modules and parameters that are sharded over processes."""
 _ADAPTED = "peft."
 _TRAINING = ("training", "gradient_checkpointing")
+State: TypeAlias = tuple[tuple[str, str], ...]
 _Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 
 
@@ -57,26 +67,41 @@ class LiveSpec(ModelSpec):
     given_tokenizer: Any = field(default=None, repr=False)
     stock: bool = True
     saved_as: Path | None = None
+    state: State | None = None
+    """What identifies its weights, if processes have agreed on it; None: `identity`."""
 
-    def locate(self, say: Say = silent) -> Checkpoint:
-        state = (self.stock and _saved_weights(self.module, self.folder)) or (("state", state_digest(self.module)),)
+    def identity(self, say: Say, digest: str | None = None) -> State:
+        """Return names and digests that identify the weights; `digest` is that of all shards of a sharded model."""
+        is_called = isinstance(self.module, CalledModel)
+        saved = () if is_called or not self.stock else _saved_weights(self.module, self.folder)
+        state = saved or (("state", digest or state_digest(self.module)),)
         if not self.stock:
             say(
                 f"{self.model}: has hooks, another forward or changed attributes, which no fingerprint covers; this "
                 "evaluation is a run of its own and is not resumed"
             )
             state = (*state, ("evaluation", uuid4().hex))
+        return state
+
+    def probed(self) -> LiveSpec:
+        """Return the spec with the dtype and the device of a called model's logits; it runs the model."""
+        self.module.probe()
+        dtype = str(self.module.dtype).removeprefix("torch.")
+        if dtype not in DTYPES:
+            raise CheckpointError(f"{self.model}: its logits are {dtype}; expected {', '.join(DTYPES)}")
+        return replace(self, dtype=dtype, device=str(self.module.device))
+
+    def locate(self, say: Say = silent) -> Checkpoint:
+        state = self.state or self.identity(say)
         checkpoint = Checkpoint(given=self.model, kind="live", folder=self.folder, state=state, saved_as=self.saved_as)
         check_causal(checkpoint, checkpoint.config())
         return checkpoint
 
     def load(self, checkpoint: Checkpoint, say: Say) -> LoadedModel:
         module, name = self.module, self.model
-        # Compiled calls and autocast wrappers are removed; `preserved` restores them
-        module.eval()
-        for part in module.modules():
-            unwrap_forward(part)
-        _set_attention(name, module, self.attention)
+        is_called = isinstance(module, CalledModel)
+        if isinstance(inner := module.module if is_called else module, PreTrainedModel):
+            _set_attention(name, inner, self.attention)
         check_numbers(name, checkpoint.config(), module)
         tokenizer = load_tokenizer(self.folder, int(module.get_input_embeddings().weight.shape[0]), say=say)
         tokenizer.name_or_path = name
@@ -84,7 +109,7 @@ class LiveSpec(ModelSpec):
             raise CheckpointError(
                 f"{name}: its tokenizer splits text differently after it is saved and loaded; use AutoTokenizer's"
             )
-        return LoadedModel.of(
+        loaded = LoadedModel.of(
             module,
             tokenizer,
             name=checkpoint.name,
@@ -93,38 +118,52 @@ class LiveSpec(ModelSpec):
             window=context_window(name, module.config.get_text_config().to_dict(), tokenizer, say),
             fingerprint=fingerprint(checkpoint),
             generation=generation_settings(self.folder),
-            stock=self.stock,
+            stock=self.stock and not is_called,
         )
+        return replace(loaded, architecture=class_of(module.module).__name__) if is_called else loaded
 
 
 @contextmanager
 def live_model(
     model: torch.nn.Module, name: str | None, *, tokenizer: Any, device: str, dtype: str, attention: Any,
-    saved_as: Path | None = None, **others: Any,
+    saved_as: Path | None = None, window: int | None = None, before: Callable[[], object] | None = None, **others: Any,
 ) -> Iterator[LiveSpec]:  # fmt: skip
     """Yield the `LiveSpec` of a `PreTrainedModel`, by default named after its class; restore the model at the end.
+
+    Given `before`, see `CalledModel`, any other module, and a sharded one, is only called: its spec has no dtype until
+    `LiveSpec.probed`. Such a model computes under the autocast of the caller, as in training.
 
     The wrappers of DDP, DataParallel and torch.compile are removed. `device` and `dtype` are "auto" or the model's own;
     the other fields of `ModelSpec` must have their defaults. `saved_as` is the folder to which this state is saved.
     """
-    module = unwrapped(model)
-    shown_name = type(module).__name__ if name is None else values.text("name", name)
+    module = unwrapped(model, any_module=before is not None)
+    is_called = before is not None and (is_sharded(module) or not isinstance(module, PreTrainedModel))
+    shown_name = class_of(module).__name__ if name is None else values.text("name", name)
     for option, value in given_settings(others, ModelSpec).items():
         if (option, value) != ("context", UNSTRETCHED):
             raise UsageError(
                 f"{option}: does not apply to a model in memory; leave it out, or save the model and give its folder"
             )
-    if why := _why_unsupported(module):
+    why = "has adapters (peft); evaluate a copy in which they are merged into the weights"
+    is_adapted = any(type(part).__module__.startswith(_ADAPTED) for part in module.modules())
+    if is_adapted or (why := why_not_callable(module) if is_called else _why_unsupported(module)):
         raise CheckpointError(f"{shown_name}: {why}")
-    own_device, own_dtype = str(module.device), str(module.dtype).removeprefix("torch.")
+    own_device = str(next(module.parameters()).device)
+    own_dtype = "auto" if is_called else str(module.dtype).removeprefix("torch.")
     for option, requested, own in (("device", device, own_device), ("dtype", dtype, own_dtype)):
         if requested not in ("auto", own, own.partition(":")[0]):
             raise UsageError(
                 f"{option} {requested}: the model is evaluated in place, in {own}; omit {option}, or convert it"
             )
-    with temporary_folder() as folder, preserved(module):
+    with temporary_folder() as folder, preserved(module, autocast=is_called):
         try:
-            given_tokenizer = deepcopy(tokenizer)
+            given_tokenizer, stock = deepcopy(tokenizer), is_only_sharded(module) if is_called else is_stock(module)
+            # Compiled calls and autocast wrappers are removed; `preserved` restores them
+            module.eval()
+            for part in module.modules():
+                unwrap_forward(part)
+            if is_called and before is not None:
+                module = CalledModel(module, window, before)
             _save_config_and_tokenizer(shown_name, module, given_tokenizer, folder)
             yield LiveSpec(
                 model=shown_name,
@@ -135,7 +174,7 @@ def live_model(
                 module=module,
                 folder=folder,
                 given_tokenizer=given_tokenizer,
-                stock=is_stock(module),
+                stock=stock,
                 saved_as=saved_as,
             )
         except CheckpointError as error:
@@ -144,8 +183,12 @@ def live_model(
 
 def _save_config_and_tokenizer(name: str, module: Any, tokenizer: Any, folder: Path) -> None:
     config = deepcopy(module.config)
-    config.architectures = [type(module).__name__]
-    config.dtype = str(module.dtype).removeprefix("torch.")
+    if isinstance(module, CalledModel):
+        config.architectures = [class_of(module.module).__name__]
+        if torch.is_autocast_enabled(kind := module.device.type):
+            config.autocast = str(torch.get_autocast_dtype(kind))
+    else:
+        config.architectures, config.dtype = [type(module).__name__], str(module.dtype).removeprefix("torch.")
     with reading_as(name, "a model whose config and tokenizer can be saved", CheckpointError), quiet():
         (folder / "config.json").write_text(config.to_json_string(), encoding="utf-8")
         if module.can_generate():
@@ -170,11 +213,14 @@ def _set_attention(name: str, module: Any, attention: str) -> None:
 # The state of a module
 
 
-def unwrapped(model: Any) -> Any:
-    """Return the transformers model inside the wrappers of DDP, DataParallel and torch.compile, else raise."""
+def unwrapped(model: Any, any_module: bool = False) -> Any:
+    """Return the transformers model inside the wrappers of DDP, DataParallel and torch.compile, or any module."""
     module = model
     while isinstance(module, torch.nn.Module) and not isinstance(module, PreTrainedModel):
-        module = module.module if isinstance(module, (DistributedDataParallel, DataParallel)) else compiled(module)
+        inner = module.module if isinstance(module, (DistributedDataParallel, DataParallel)) else compiled(module)
+        if inner is None and any_module:
+            return module
+        module = inner
     if module is None or not isinstance(module, PreTrainedModel):
         raise UsageError(
             f"model is a {type(model).__module__}.{type(model).__qualname__}; expected a checkpoint folder, a hub "
@@ -188,9 +234,7 @@ def _why_unsupported(module: Any) -> str:
     kinds = {type(part).__name__ for part in (*parts, *parameters)}
     sharded = kinds & _SHARDED or {"DeepSpeed ZeRO-3" for parameter in parameters if hasattr(parameter, "ds_id")}
     if sharded:
-        return f"is sharded over processes ({min(sharded)}); save the complete model and evaluate its folder"
-    if any(type(part).__module__.startswith(_ADAPTED) for part in parts):
-        return "has adapters (peft); evaluate a copy in which they are merged into the weights"
+        return f"is sharded over processes ({min(sharded)}); call evalkit.InLoop in all of them, or save it whole"
     if getattr(module, "is_quantized", False) or getattr(module.config, "quantization_config", None):
         return "is quantised; quantised models are evaluated from files only; give the checkpoint folder"
     tensors = [*parameters, *module.buffers()]
@@ -251,23 +295,28 @@ def _attributes(module: Any) -> dict[str, tuple[type, dict[str, Any]]]:
 
 
 @contextmanager
-def preserved(model: Any) -> Iterator[None]:
+def preserved(model: Any, autocast: bool = False) -> Iterator[None]:
     """Compute without gradients and autocast; restore a model and every random number generator at the end.
+
+    With `autocast`, it stays as it is. Gathered weights of a sharded model are given back, before and at the end.
 
     Restored are the attributes of every module (training mode, hooks, parameters, buffers and submodules by identity,
     a `forward` of its own), the numbers in its buffers, and its configs. The numbers in its parameters and their
     gradients are not: an evaluation does not change them.
     """
+    reshard(model)
     containers: list[tuple[Any, Any]] = [(container, copy(container)) for container in _containers(model)]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     python, numpy = random.getstate(), np.random.get_state()
     mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    without_autocast = torch.autocast("cpu", enabled=False), torch.autocast(model.device.type, enabled=False)
-    with torch.random.fork_rng(devices=list(devices)), torch.no_grad(), without_autocast[0], without_autocast[1]:
+    with torch.random.fork_rng(devices=list(devices)), torch.no_grad(), ExitStack() as stack:
+        for kind in () if autocast else ("cpu", next(model.parameters()).device.type):
+            stack.enter_context(torch.autocast(kind, enabled=False))
         try:
             yield
         finally:
+            reshard(model)
             for container, before in containers:
                 # In place, because handles of hooks refer to the container
                 if isinstance(container, list):
@@ -351,17 +400,20 @@ def _safetensors_digest(tensors: dict[str, torch.Tensor], metadata: dict[str, st
 
 
 def state_digest(model: torch.nn.Module) -> str:
-    """Hash a model's modules, parameters and buffers.
+    """Hash a model's modules, parameters and buffers; of a sharded one, the shards of this process.
 
     The class of each module is included, because a replaced module computes something else with the same tensors.
     Buffers are included whether or not they are saved with a checkpoint, and tied tensors under each of their names.
     """
+    reshard(model)
     digest = hashlib.sha256()
     for name, module in sorted(model.named_modules()):
-        kind = type(module)
+        kind = class_of(module)
         digest.update(f"module\t{name}\t{kind.__module__}.{kind.__qualname__}\n".encode())
     parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
     for name, tensor in sorted((*parameters, *buffers), key=lambda entry: entry[0]):
-        content = xxhash.xxh3_128(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        # A copy: storage that numpy has seen cannot be resized, which sharding does
+        own = shard_of(tensor.detach()).to("cpu", copy=True)
+        content = xxhash.xxh3_128(own.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         digest.update(f"tensor\t{name}\t{tensor.dtype}\t{tuple(tensor.shape)}\t{content.hexdigest()}\n".encode())
     return digest.hexdigest()

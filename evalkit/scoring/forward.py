@@ -22,6 +22,7 @@ from transformers import DynamicCache
 
 from evalkit.compatibility.names import replaced
 from evalkit.compatibility.torch import compiled_for
+from evalkit.models.called import WholeLogits
 from evalkit.models.parts import base_of, dynamic_modules, forget_lengths
 from evalkit.scoring.attention import (
     FlexLayout,
@@ -93,6 +94,8 @@ class OutputHead:
 
     def logits(self, states: torch.Tensor, columns: slice | None = None) -> torch.Tensor:
         """Return logits, [nodes, columns], of states, [nodes, d_model], with some models' scaling and soft cap."""
+        if isinstance(self.module, WholeLogits):
+            return states
         if columns is None or columns == slice(0, self.module.weight.shape[0]):
             logits: torch.Tensor = self.module(states)
         else:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from evalkit.models.called import CalledModel
 from evalkit.models.memory import is_out_of_memory
 from evalkit.models.quantisation import exact_activations
 from evalkit.scoring.forward import Forward
@@ -224,6 +225,8 @@ class SharingCheck:
 
     @contextmanager
     def _widened(self) -> Iterator[None]:
+        if self._half and isinstance(self._model, CalledModel):
+            raise RuntimeError("its weights cannot be widened")
         with in_float32(self._model) if self._half else nullcontext(), exact_activations():
             yield
 

@@ -20,7 +20,7 @@ from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.models.loading.load import LoadedModel
 from evalkit.runs.finding import find_runs
 from evalkit.runs.folder import Run
-from evalkit.studies.training import logged_metrics
+from evalkit.studies.loop import logged_metrics
 from tests.tiny import tiny_checkpoint
 from tests.training.trainers import equal, state_of, trainer_of
 
@@ -103,14 +103,14 @@ def test_a_training_ends_as_without_it_and_its_numbers_are_those_of_the_checkpoi
         assert named.folder == live.folder
         results = saved.results()
         assert logged == {
-            **{f"evalkit/zeroshot8/{task.task}": task.accuracy for task in results.tasks},
-            **{f"evalkit/zeroshot8/{average.name}": average.accuracy for average in results.averages},
-            f"evalkit/zeroshot8/{results.average.name}_stderr": results.average.stderr,
+            **{f"evalkit/zeroshot8/{task.task}/accuracy": task.accuracy for task in results.tasks},
+            **{f"evalkit/zeroshot8/{average.name}/accuracy": average.accuracy for average in results.averages},
+            f"evalkit/zeroshot8/{results.average.name}/stderr": results.average.stderr,
         }
     given = [str(run.folder) for run in evalkit.list_runs(asked["output"]) if "run 7" in str(run.manifest["model"])]
     [side] = find_trainings(find_alike(given, (), asked["output"]))
     assert [(point.step, point.accuracy) for point in curve(side).tasks["piqa"]] == [
-        (step, logs_of(trainer)[step]["evalkit/zeroshot8/piqa"]) for step in (2, 4, 6)
+        (step, logs_of(trainer)[step]["evalkit/zeroshot8/piqa/accuracy"]) for step in (2, 4, 6)
     ]
     drawing = train(folder, tmp_path / "drawing", None, Calling("on_step_end", lambda *_: torch.rand(1) and None))
     assert not equal(state_of(drawing)["weights"], expected["weights"])
@@ -151,7 +151,7 @@ def test_a_resumed_training(folder: Path, asked: dict[str, Any], tmp_path: Path)
     with pytest.raises(InterruptedError):
         train(folder, tmp_path / "with", asked, Calling("on_save", interrupt), **saving)
     stored = json.loads((tmp_path / "with" / "checkpoint-4" / "trainer_state.json").read_text())
-    assert [entry["step"] for entry in stored["log_history"] if "evalkit/zeroshot8/piqa" in entry] == [2, 4]
+    assert [entry["step"] for entry in stored["log_history"] if "evalkit/zeroshot8/piqa/accuracy" in entry] == [2, 4]
     second = train(folder, tmp_path / "with", asked, resume=True, **saving)
     same(second, state_of(plain))
     assert sorted(logs_of(second)) == [2, 4, 6]
@@ -247,7 +247,7 @@ INVALID: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 def test_what_is_invalid_is_found_before_the_first_step(folder: Path, asked: dict[str, Any], tmp_path: Path) -> None:
-    """Without a tokenizer one is to be given; sharded models are evaluated as they are saved."""
+    """Without a tokenizer one is to be given."""
     for changed, error, noun in INVALID:
         trainer = trainer_of(folder, tmp_path / "x")
         with pytest.raises(error, match=noun):
@@ -258,9 +258,6 @@ def test_what_is_invalid_is_found_before_the_first_step(folder: Path, asked: dic
     with pytest.raises(UsageError, match="tokenizer="):
         evalkit.TrainerCallback(trainer, **asked)
     evalkit.TrainerCallback(trainer, tokenizer=tokenizer, **asked)
-    trainer.is_fsdp_enabled = True
-    with pytest.raises(UsageError, match=r"FSDP.*--watch"):
-        evalkit.TrainerCallback(trainer, tokenizer=tokenizer, **asked)
 
 
 def test_its_arguments_are_those_of_evaluate() -> None:
@@ -281,8 +278,8 @@ def test_metrics_are_those_of_the_rule(finished: Run) -> None:
     logged = {rule: logged_metrics(finished, rule) for rule in (own, "acc_norm")}
     for rule, metrics in logged.items():
         results = finished.results(rule)
-        expected = {task.task: task.accuracy for task in results.tasks}
-        expected |= {"Average": results.average.accuracy, "Average_stderr": results.average.stderr}
+        expected = {f"{task.task}/accuracy": task.accuracy for task in results.tasks}
+        expected |= {"Average/accuracy": results.average.accuracy, "Average/stderr": results.average.stderr}
         for name, value in expected.items():
             assert metrics[f"evalkit/{finished.suite}/{name}"] == pytest.approx(value)
     assert logged[own] != logged["acc_norm"]

@@ -17,7 +17,9 @@ import torch
 import evalkit
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError
+from evalkit.models.called import is_sharded
 from evalkit.models.loading.load import LoadedModel
+from tests.devices import needs_cuda
 from tests.tiny import tiny_checkpoint
 from tests.training.trainers import equal, state_of, trainer_of
 
@@ -52,6 +54,11 @@ def train_here(options: dict[str, Any]) -> None:
     if options["callback"] is not None:
         trainer.add_callback(evalkit.TrainerCallback(trainer, progress=Slow(live=False), **options["callback"]))
     trainer.train()
+    if options["device"] == "cuda":
+        assert is_sharded(trainer.model)
+        if rank == 0:
+            (folder / "log.json").write_text(json.dumps(trainer.state.log_history))
+        return
     state = state_of(trainer) | {"all": trainer.state.log_history, "wrapper": type(trainer.model_wrapped).__name__}
     torch.save(state, folder / f"state-{rank}.pt")
 
@@ -69,6 +76,7 @@ def train(
     seconds: float = 0.0,
     fails: bool = False,
     arguments: dict[str, Any] | None = None,
+    device: str = "cpu",
     **callback: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Train in two processes; without documents, without the callback."""
@@ -82,12 +90,14 @@ def train(
         "arguments": {"ddp_backend": "gloo", "max_steps": 4} | (arguments or {}),
         "seconds": seconds,
         "fails": fails,
+        "device": device,
     }
     (folder / "options.json").write_text(json.dumps(options))
-    call = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    call = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    processes = "2" if device == "cpu" else str(min(2, torch.cuda.device_count()))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [*call, __file__, str(folder / "options.json")],
+        [*call, processes, __file__, str(folder / "options.json")],
         env=environment,
         capture_output=True,
         text=True,
@@ -100,10 +110,10 @@ def states(folder: Path) -> list[dict[str, Any]]:
 
 
 def steps(state: dict[str, Any]) -> list[int]:
-    return [entry["step"] for entry in state["all"] if "evalkit/zeroshot8/piqa" in entry]
+    return [entry["step"] for entry in state["all"] if "evalkit/zeroshot8/piqa/accuracy" in entry]
 
 
-def test_the_main_process_evaluates_and_nothing_changes(start: Path, documents: Path, tmp_path: Path) -> None:
+def test_all_processes_evaluate_and_nothing_changes(start: Path, documents: Path, tmp_path: Path) -> None:
     plain, with_it = train(start, tmp_path / "plain", None), train(start, tmp_path / "with", documents)
     assert (plain.returncode, with_it.returncode) == (0, 0), plain.stderr + with_it.stderr
     for expected, state in zip(states(tmp_path / "plain"), states(tmp_path / "with"), strict=True):
@@ -135,6 +145,22 @@ def test_an_evaluation_may_take_longer_than_the_timeout(start: Path, documents: 
     done = train(start, tmp_path / "x", documents, seconds=25, arguments={"ddp_timeout": 15})
     assert done.returncode == 0, done.stderr
     assert [steps(state) for state in states(tmp_path / "x")] == [[2, 4], [2, 4]]
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_a_trainer_that_shards(start: Path, documents: Path, tmp_path: Path) -> None:
+    """By accelerate, which does so on accelerators only: losses are those without the callback."""
+    sharded = {"use_cpu": False, "ddp_backend": "nccl", "fsdp": True, "logging_steps": 1,
+               "fsdp_config": {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+                               "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}}  # fmt: skip
+    plain = train(start, tmp_path / "plain", None, arguments=sharded, device="cuda")
+    with_it = train(start, tmp_path / "with", documents, arguments=sharded, device="cuda")
+    assert (plain.returncode, with_it.returncode) == (0, 0), plain.stderr + with_it.stderr
+    logs = [json.loads((tmp_path / name / "log.json").read_text()) for name in ("plain", "with")]
+    losses = [[entry["loss"] for entry in log if "loss" in entry] for log in logs]
+    assert losses[0] == losses[1] and len(losses[0]) == 4
+    assert [entry["step"] for entry in logs[1] if "evalkit/zeroshot8/piqa/accuracy" in entry] == [2, 4]
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import evalkit
 from evalkit.cli import main
 from evalkit.studies.watch import Watcher
 from tests.tiny import tiny_checkpoint
+from tests.training.loops import built, train
 from tests.training.trainers import trainer_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
@@ -34,10 +35,22 @@ def test_its_code_and_commands(
     trainer = trainer_of(start, tmp_path / "my-training", max_steps=4, save_strategy="steps", save_steps=2)
     callback = partial(evalkit.TrainerCallback, data_dir=documents, allow_unofficial_data=True)
     monkeypatch.setattr(evalkit, "TrainerCallback", callback, raising=False)
-    [code] = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    exec(compile(shortened(code), "docs/training.md", "exec"), {"trainer": trainer})
+    in_loop = partial(evalkit.InLoop, data_dir=documents, allow_unofficial_data=True, on_error="raise")
+    monkeypatch.setattr(evalkit, "InLoop", in_loop, raising=False)
+    logged: list[int] = []
+    given = {
+        "trainer": trainer,
+        "model": built("nano"),
+        "tokenizer": trainer.processing_class,
+        "batches": [None] * 4,
+        "train_step": lambda model, _: train(model, 1),
+        "log": lambda metrics, step: logged.extend([step] * bool(metrics)),
+    }
+    for code in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
+        exec(compile(shortened(code), "docs/training.md", "exec"), given)
+    assert logged == [2, 4]
     commands = re.findall(r"^(?:    )?evalkit (.*)$", PAGE, re.MULTILINE)
-    assert [command.split()[0] for command in commands] == ["compare", "run", "run"]
+    assert [command.split()[0] for command in commands] == ["compare", "compare", "run", "run"]
     for command in commands:
         words = shlex.split(shortened(command))
         if words[0] == "run":

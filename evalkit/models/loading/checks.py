@@ -229,9 +229,12 @@ def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
     """Raise a `CheckpointError` for non-finite weights, or an output head that differs from its tied embedding."""
     import torch
 
+    from evalkit.compatibility.torch import shard_of
+
     for name, weight in model.named_parameters():
-        if weight.is_floating_point() and weight.numel() and weight.element_size() > 1:
-            least, largest = torch.aminmax(weight.detach())
+        own = shard_of(weight.detach())
+        if own.is_floating_point() and own.numel() and own.element_size() > 1:
+            least, largest = torch.aminmax(own)
             if not (least.isfinite() and largest.isfinite()):
                 why = "" if weight.dtype == torch.float32 else ", or the dtype too narrow: try --dtype float32"
                 raise CheckpointError(

@@ -1,0 +1,271 @@
+"""`evalkit.InLoop` in plain training loops of one process."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tensorboardX import SummaryWriter
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import evalkit
+from evalkit.comparison.curves import curve
+from evalkit.comparison.sides import Side, find_alike, find_trainings
+from evalkit.display import Progress
+from evalkit.errors import CheckpointError, EvalkitError, UsageError
+from evalkit.models.live import live_model, state_digest
+from evalkit.runs.folder import JOURNAL
+from evalkit.studies.watch import GrowingCurve
+from tests.marks import fast
+from tests.tiny import tiny_checkpoint
+from tests.training.loops import Nano, asked, built, in_loop, train
+from tests.training.trainers import equal
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("start") / "tiny", window=1024)
+
+
+class Plain(nn.Module):
+    """A model of transformers in another form: it takes ids and returns its logits in one of several ways."""
+
+    def __init__(self, model: Any, form: Any) -> None:
+        super().__init__()
+        self.model, self._form = model, form
+        self.config = {"block_size": 1024}
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        return self._form(self.model(input_ids=ids, use_cache=False).logits)
+
+
+FORMS: dict[str, Any] = {
+    "logits": lambda logits: logits,
+    "a tuple": lambda logits: (logits, None),
+    "an object": lambda logits: SimpleNamespace(logits=logits, loss=None),
+}
+
+
+@pytest.mark.parametrize("form", fast(["a tuple"], FORMS))
+def test_a_plain_module_has_the_numbers_of_the_model_inside(
+    form: str, folder: Path, documents: Path, tmp_path: Path
+) -> None:
+    """Both in float32: sharing prefixes and another order of sums round differently, by less than 2e-5 relative."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    given = asked(documents, tmp_path / "plain", folder)
+    metrics = in_loop(given)(Plain(model, FORMS[form]), 5)
+    options = {"tasks": given["tasks"], "data_dir": documents, "allow_unofficial_data": True}
+    expected = evalkit.evaluate(folder, output=tmp_path / "model", progress=Progress(live=False), **options)
+    [run] = evalkit.list_runs(tmp_path / "plain")
+    assert run.manifest["model"] == "x step 5" and not run.manifest["sharing"]["shares"]
+    assert run.manifest["loaded"]["architecture"] == "Plain" and run.manifest["loaded"]["window"] == 1024
+    same_rows(run, expected)
+    for task in run.results().tasks:
+        assert metrics[f"evalkit/zeroshot8/{task.task}/accuracy"] == task.accuracy
+
+
+def same_rows(run: evalkit.Run, expected: evalkit.Run) -> None:
+    """Assert that two runs have the same documents, choices and tokens, and log-likelihoods up to rounding."""
+    names = [name for name in expected.scores if name.startswith("ll_")]
+    assert names and len(run.scores) == len(expected.scores)
+    for name in expected.scores:
+        if name in names:
+            torch.testing.assert_close(torch.tensor(run.scores[name]), torch.tensor(expected.scores[name]),
+                                       rtol=2e-5, atol=0, equal_nan=True)  # fmt: skip
+        else:
+            assert run.scores[name].equals(expected.scores[name]), name
+
+
+def test_a_training_of_nanogpts_form_ends_as_without_it(folder: Path, documents: Path, tmp_path: Path) -> None:
+    """Its runs, curve, CSV and TensorBoard have the same numbers. One random number would change its weights."""
+    expected, _ = train(built("nano"), 6)
+    state, logged = train(built("nano"), 6, 0, in_loop(asked(documents, tmp_path / "runs", folder, every=3)))
+    assert all(equal(state[what], expected[what]) for what in expected)
+    drawing, _ = train(built("nano"), 6, 0, lambda *_: {"drawn": float(torch.rand(1))})
+    assert not equal(drawing["weights"], expected["weights"])
+    assert sorted(logged) == [3, 6]
+
+    names = [str(run.folder) for run in evalkit.list_runs(tmp_path / "runs")]
+    [side] = find_trainings(find_alike(names, (), tmp_path / "runs"))
+    points = curve(side).tasks["piqa"]
+    key = "evalkit/zeroshot8/piqa/accuracy"
+    assert [(point.step, point.accuracy) for point in points] == [(step, logged[step][key]) for step in (3, 6)]
+    growing = GrowingCurve(tmp_path, tmp_path / "curve.png", lambda _: None)
+    lines = [growing.add(point.step, run, "ppl") for point, run in zip(points, side.runs, strict=True)]
+    assert "since step 3" in str(lines[1]) and (tmp_path / "curve.png").stat().st_size > 1000
+    [table] = (tmp_path / "runs").glob("*.csv")
+    written = csv.DictReader(table.read_text().splitlines())
+    assert [(int(line["step"]), float(line[key])) for line in written] == [(p.step, p.accuracy) for p in points]
+    with SummaryWriter(str(tmp_path / "board")) as board:
+        for step, metrics in logged.items():
+            for name, value in metrics.items():
+                board.add_scalar(name, value, step)
+    [events] = (tmp_path / "board").iterdir()
+    assert key.encode() in events.read_bytes()
+
+
+def test_a_killed_training_goes_on_without_double_rows(folder: Path, documents: Path, tmp_path: Path) -> None:
+    class Stopping(Progress):
+        def advance(self, work: float, documents: int) -> None:
+            raise KeyboardInterrupt
+
+    given = asked(documents, tmp_path / "runs", folder)
+    inloop = evalkit.InLoop(**(given | {"tokenizer": tokenizer_of(folder), "progress": Stopping(live=False)}))
+    model = built("nano")
+    before = state_digest(model)
+    with pytest.raises(KeyboardInterrupt):
+        inloop(model, 2)
+    assert state_digest(model) == before and model.training
+    [run] = evalkit.list_runs(tmp_path / "runs")
+    stored = (run.folder / JOURNAL).read_bytes()
+    assert stored and not run.complete
+    first = in_loop(given)(model, 2)
+    [run] = evalkit.list_runs(tmp_path / "runs")
+    assert run.complete and not run.scores.duplicated(["task", "subtask", "doc_id", "choice"]).any()
+    assert (run.folder / JOURNAL).read_bytes().startswith(stored)
+    whole = in_loop(given | {"output": str(tmp_path / "other")})(built("nano"), 2)
+    assert first == whole == in_loop(given)(model, 2)
+    [table] = (tmp_path / "runs").glob("*.csv")
+    assert len(table.read_text().splitlines()) == 2
+
+
+def tokenizer_of(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def test_its_identity_is_its_state_settings_and_code(folder: Path, tmp_path: Path) -> None:
+    def identity(model: nn.Module) -> Any:
+        about = {"tokenizer": tokenizer_of(folder), "device": "auto", "dtype": "auto", "attention": "auto"}
+        with live_model(model, "x", before=lambda: None, **about) as spec:
+            checkpoint = spec.probed().locate()
+            return checkpoint.state, (checkpoint.folder / "config.json").read_text()
+
+    model = built("nano")
+    first = identity(model)
+    assert identity(built("nano")) == first
+    other = Nano()
+    other.load_state_dict(model.state_dict())
+    other.config.block_size = 256
+    assert identity(other)[0] == first[0] and identity(other)[1] != first[1]
+
+    class Changed(Nano):
+        """The same weights, and other code."""
+
+    changed = Changed()
+    changed.load_state_dict(model.state_dict())
+    assert identity(changed) != first
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1e-3  # type: ignore[operator]
+    assert identity(model)[0] != first[0]
+
+
+@pytest.mark.training
+def test_gradients_of_a_first_backward_pass_stay(folder: Path, documents: Path, tmp_path: Path) -> None:
+    expected, _ = train(built("nano"), 3)
+    state, logged = train(built("nano"), 3, 0, in_loop(asked(documents, tmp_path / "runs", folder)), between=True)
+    assert all(equal(state[what], expected[what]) for what in expected) and len(logged) == 3
+
+
+@pytest.mark.training
+def test_a_budget_chooses_the_sample_once(folder: Path, documents: Path, tmp_path: Path) -> None:
+    """By the time of a step and of a document; a training that goes on keeps it."""
+    said: list[str] = []
+
+    class Listening(Progress):
+        def say(self, line: str) -> None:
+            said.append(line)
+
+    def loop(**more: Any) -> evalkit.InLoop:
+        given = asked(documents, tmp_path / "runs", folder, every=2, **more)
+        return evalkit.InLoop(**(given | {"tokenizer": tokenizer_of(folder), "progress": Listening(live=False)}))
+
+    model, inloop = built("nano"), loop(budget="50%")
+    assert inloop(model, 0) == {} and "no step has been timed" in said[-1]
+    assert inloop(model, 1) == {}
+    time.sleep(1.5)
+    assert inloop(model, 2)
+    [line] = [line for line in said if "documents of each task" in line]
+    [run] = evalkit.list_runs(tmp_path / "runs")
+    size = run.manifest["specification"]["sample"]
+    assert f"a sample of {size:,} documents" in line and size >= 1
+    said.clear()
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1e-3  # type: ignore[operator]
+    for other in (inloop, loop(budget="1%")):
+        assert other(model, 4)
+    runs = evalkit.list_runs(tmp_path / "runs")
+    assert {run.manifest["specification"]["sample"] for run in runs} == {size} and len(runs) == 2
+    assert not [line for line in said if "documents of each task" in line]
+    # Another sample is another curve; runs of both are compared on the documents that they share
+    assert loop(sample=2)(model, 4)
+    assert len(list((tmp_path / "runs").glob("*.csv"))) == 2
+    kept = {("x step 2", size), ("x step 4", 2)}
+    every = evalkit.list_runs(tmp_path / "runs")
+    both = [run for run in every if (run.manifest["model"], run.manifest["specification"]["sample"]) in kept]
+    assert curve(Side("x", tuple(both))).documents == dict.fromkeys(("piqa", "boolq"), min(size, 2))
+
+
+def test_failures(folder: Path, documents: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A failed evaluation is a warning, and the training goes on, unless it is to end."""
+
+    class Failing(Nano):
+        def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> Any:
+            if self.training:
+                return super().forward(idx, targets)
+            torch.rand(1)
+            raise ValueError("a defect of the model")
+
+    def failing() -> nn.Module:
+        torch.manual_seed(0)
+        return Failing().train()
+
+    given = asked(documents, tmp_path / "runs", folder, every=2)
+    expected, _ = train(built("nano"), 3)
+    with caplog.at_level(logging.WARNING):
+        state, logged = train(failing(), 3, 0, in_loop(given | {"on_error": "warn"}))
+    assert all(equal(state[what], expected[what]) for what in expected) and not logged
+    assert "step 2 failed" in caplog.records[-1].getMessage() and "a defect" in caplog.records[-1].getMessage()
+    with pytest.raises((ValueError, EvalkitError), match="a defect"):
+        train(failing(), 3, 0, in_loop(given))
+
+
+INVALID: list[tuple[dict[str, Any], str]] = [
+    ({"every": 0}, "every is 0"),
+    ({"on_error": "ignore"}, "on_error is 'ignore'"),
+    ({"budget": "2"}, "budget is '2'"),
+    ({"budget": "2%", "every": None}, "every="),
+    ({"budget": "2%", "sample": 5}, "sample"),
+]
+
+
+@pytest.mark.parametrize(("changed", "noun"), INVALID)
+def test_invalid_arguments(changed: dict[str, Any], noun: str, folder: Path, documents: Path, tmp_path: Path) -> None:
+    given = asked(documents, tmp_path / "runs", folder, every=2)
+    with pytest.raises(UsageError, match=noun):
+        in_loop(given | changed)(built("nano"), 2)
+
+
+def test_modules_that_cannot_be_evaluated(folder: Path, documents: Path, tmp_path: Path) -> None:
+    inner = AutoModelForCausalLM.from_pretrained(folder)
+    no_window, no_logits = Plain(inner, lambda logits: logits), Plain(inner, lambda logits: logits[:, -1])
+    no_window.config = {}
+    given = asked(documents, tmp_path / "runs", folder)
+    for module, error, noun in (
+        (no_window, UsageError, "window=…"),
+        (no_logits, CheckpointError, r"\(1, 2, vocabulary\)"),
+        (Nano().to("meta"), CheckpointError, "meta"),
+        (Plain(inner, lambda logits: logits.flip(1)), CheckpointError, "not a causal"),
+    ):
+        with pytest.raises(error, match=noun):
+            in_loop(given)(module, 1)
+    with pytest.raises(UsageError, match="needle"):
+        needles = {"suite": "needle", "settings": {"lengths": [200], "depths": [50], "repeats": 1}}
+        in_loop(needles | {name: given[name] for name in ("tokenizer", "output", "on_error")})(built("nano"), 1)
+    assert in_loop(given | {"window": 1024})(no_window, 1)
