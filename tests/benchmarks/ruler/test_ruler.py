@@ -138,6 +138,7 @@ class Planted(LlamaForCausalLM):
         return {"input_ids": input_ids}
 
 
+@pytest.mark.slow
 def test_a_planted_model_has_100_and_an_untrained_one_chance(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder / "model0")
     plan = Ruler().plan(request_of(RulerRequest, folder / "model0", ALL), silent)
