@@ -23,18 +23,18 @@ def cost(
     checkpoints: tuple[str, ...] = argument(metavar="CKPT..."),
     batches: tuple[int, ...] = option((1,), "Sequences at a time, separated by commas."),
     lengths: tuple[int, ...] = option((128, 512), "Tokens of each sequence, separated by commas."),
-    new: int = option(16, "Tokens that are written after the first.", shows_least=True),
+    new: int = option(16, "New tokens after the first.", shows_least=True),
     rounds: int = option(7, "Times that each checkpoint is timed, in turn with the others.", least=2, shows_least=True),
     text: Path | None = option(None, "Text for outliers and attention: its first 512 tokens.", "a short English one"),
     printer: Printer,
     plot: Path | None = PLOT,
     **options: Any,
 ) -> None:
-    """Measure what models cost: rates of reading and writing, memory, and outliers in their states by layer.
+    """Measure what models cost: prefill and decoding rates, memory, and outliers in their states by layer.
 
     Checkpoints take turns, so that the ratios to the first one have the noise of the machine in their intervals. Beside
     each rate stands the time of its arithmetic at the machine's own rates, measured in the same rounds. All checkpoints
-    are in memory, and read random tokens as transformers runs them.
+    are in memory, and process random tokens as transformers runs them.
 
     \b
     evalkit cost demo
