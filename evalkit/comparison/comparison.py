@@ -39,7 +39,7 @@ from evalkit.comparison.line import (
     look_at_average,
     worth_of,
 )
-from evalkit.comparison.pairing import PairedTask, Pairing, common_key, own_rules, pair
+from evalkit.comparison.pairing import PairedTask, Pairing, common_key, own_rules, pair, pair_changes
 from evalkit.comparison.sides import Side, autocorrelation_sentence, claim_of, sides_of
 from evalkit.errors import UsageError
 from evalkit.escape import part_name
@@ -95,6 +95,7 @@ def compare(
     margin: float | None = None,
     pair_seeds: bool = False,
     given: Sequence[GivenRun] = (),
+    changes_from: Sequence[GivenRun] = (),
     anytime: bool = False,
     watch: int = 1,
     root: str | Path = RUNS,
@@ -109,6 +110,7 @@ def compare(
     margin: float | None = None,
     pair_seeds: bool = False,
     given: Sequence[GivenRun] = (),
+    changes_from: Sequence[GivenRun] = (),
     anytime: bool = False,
     watch: int = 1,
     root: str | Path = RUNS,
@@ -128,6 +130,7 @@ def compare(
         pair_seeds: whether the n-th runs of all groups have the same seed, that is the same order of data.
         given: earlier runs of related checkpoints on all documents, A's among them if there is one, from which the
             difference of two runs on a sample borrows strength.
+        changes_from: two runs, from which the changes of two runs are compared: a quantised model's from the exact one.
         anytime: whether intervals hold at every look at a growing sample (`--sample` of the same seed).
         watch: number of pairs of checkpoints that are looked at, at all of which intervals hold.
         root: folder of run folders, in which names are looked up.
@@ -145,8 +148,9 @@ def compare(
     singles = [_finished(run, root) for run in runs]
     named = [(name, [_finished(run, root) for run in members]) for name, members in (groups or {}).items()]
     sides, looks = sides_of(singles, named), Looks(anytime, values.whole("watch", watch, 1))
-    key, earlier = outcome_key(outcome, rule), [_finished(run, root) for run in given]
-    comparisons = compare_sides(sides, key, margin, pair_seeds, looks=looks, given=earlier)
+    key, (earlier, bases) = outcome_key(outcome, rule), ([_finished(run, root) for run in runs] for runs in
+                                                         (given, changes_from))  # fmt: skip
+    comparisons = compare_sides(sides, key, margin, pair_seeds, looks=looks, given=earlier, bases=bases)
     return comparisons[0] if len(comparisons) == 1 else comparisons
 
 
@@ -164,6 +168,7 @@ def compare_sides(
     in_points: bool = False,
     looks: Looks = ONCE,
     given: Sequence[Run] = (),
+    bases: Sequence[Run] = (),
 ) -> list[Comparison]:
     """Compare the first side with each other one; `in_points`: of shares the margin is in percentage points."""
     if len(sides) < 2:
@@ -178,7 +183,11 @@ def compare_sides(
     if given:
         pair(baseline, Side("earlier runs", tuple(given)), graded)  # which raises if they are not measured alike
     earlier = tuple(graded[str(run.folder)] for run in given)
-    pairings = [replace(pair(baseline, other, graded, in_pairs), looks=looks, given=earlier) for other in others]
+    if bases:
+        pairings = [pair_changes(baseline, other, bases, graded) for other in others]
+    else:
+        pairings = [pair(baseline, other, graded, in_pairs) for other in others]
+    pairings = [replace(each, looks=looks, given=earlier) for each in pairings]
     key, own = rule_of(pairings, rule)
     if margin is not None and in_points and pairings[0].measure(key).is_share:
         margin /= 100
@@ -245,6 +254,10 @@ def compare_pairing(
         seeds = max(pairing.a.trainings, pairing.b.trainings)
         worth = autocorrelation_sentence(last, [autocorrelation(pairing.windows(rule), seeds)])
         claim = replace(claim, sentence=f"{claim.sentence} {worth}")
+    if pairing.of_changes:
+        from_a, from_b = (run.run.folder.name for run in pairing.graded[2:])
+        about = f"Scores are changes: of {pairing.a.name} from {from_a}, of {pairing.b.name} from {from_b}."
+        claim = replace(claim, sentence=f"{about} {claim.sentence}")
     labels = {task: pairing.label(task) for task in (*pairing.names, *pairing.left_out)}
     for task, layer in product([*labels], measure.layers):
         labels[line_name(task, layer)] = line_label(labels[task], layer)
