@@ -148,6 +148,8 @@ class OpenRun:
                 self._writer.save_manifest(**about, taken_from=taken)
                 self._say(f"{count:,} of {len(keys):,} documents have scores in {run.folder.name}, which are reused")
                 self.finished.adopt(rows, keys)
+            if sum(taken.values()) == len(keys):
+                return
 
     def budget(self) -> Budget:
         """Return the token budget; a resumed run keeps the one it was started with, and so its batches."""

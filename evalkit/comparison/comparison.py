@@ -148,8 +148,8 @@ def compare(
     singles = [_finished(run, root) for run in runs]
     named = [(name, [_finished(run, root) for run in members]) for name, members in (groups or {}).items()]
     sides, looks = sides_of(singles, named), Looks(anytime, values.whole("watch", watch, 1))
-    key, (earlier, bases) = outcome_key(outcome, rule), ([_finished(run, root) for run in runs] for runs in
-                                                         (given, changes_from))  # fmt: skip
+    earlier, bases = ([_finished(run, root) for run in runs] for runs in (given, changes_from))
+    key = outcome_key(outcome, rule)
     comparisons = compare_sides(sides, key, margin, pair_seeds, looks=looks, given=earlier, bases=bases)
     return comparisons[0] if len(comparisons) == 1 else comparisons
 

@@ -63,13 +63,17 @@ class Unit:
         scores = map(self.value, (difference.score_a, difference.score_b))
         return [*scores, self.difference(difference.difference), self.interval(difference)]
 
+    def estimate(self, difference: Difference, family: str = "") -> str:
+        """Format a difference with its interval, which may hold for a family of differences."""
+        value = f"{self.difference(difference.difference)}{self.points}"
+        return f"{value} (95 % interval{family} {self.interval(difference)})"
+
     def words(self, difference: Difference, family: str = "") -> str:
         """Format a difference with its interval and p value, which may hold for a family of differences."""
         p = difference.p if difference.p_holm is None else difference.p_holm
         sign = "" if p is not None and p < _LEAST_P else "= "
-        value = f"{self.difference(difference.difference)}{self.points}"
         holm = f" (Holm{family})" if family else ""
-        return f"{value} (95 % interval{family} {self.interval(difference)}), p {sign}{p_text(p)}{holm}"
+        return f"{self.estimate(difference, family)}, p {sign}{p_text(p)}{holm}"
 
 
 def unit_of(measure: Measure, errors: Iterable[float | None]) -> Unit:

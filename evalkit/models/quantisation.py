@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from evalkit.errors import CheckpointError
-from evalkit.models.loading.spec import QUANTISATION
+from evalkit.models.loading.locate import QUANTISATION
 from evalkit.models.parts import base_of
 from evalkit.paths import resource
 

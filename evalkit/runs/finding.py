@@ -70,18 +70,27 @@ def run_folder(output: Path, checkpoint: Checkpoint, suite: str, template: str, 
     return output / folder
 
 
-def runs_of_other_documents(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Run]:
-    """Yield the finished runs beside a folder that differ from a manifest only in the selection of documents."""
+def runs_of_other_documents(folder: Path, manifest: Mapping[str, Any]) -> list[Run]:
+    """Return the finished runs beside a folder that differ from a manifest only in the selection of documents.
+
+    Those of all documents come first, then others from the largest, so that few have to be read.
+    """
 
     def settings(specification: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in specification.items() if name not in ("limit", "sample", "seed")}
 
+    def documents(run: Run) -> float:
+        specification = run.manifest["specification"]
+        return float(specification.get("sample") or specification["limit"] or "inf")
+
+    runs = list[Run]()
     for other in sorted(folder.parent.glob(f"{folder.name.removesuffix(manifest['id'])}*")):
         with suppress(RunError):
             run = load_run(other)
             same = settings(run.manifest["specification"]) == settings(manifest["specification"])
             if other != folder and run.complete and is_file(other / JOURNAL) and same:
-                yield run
+                runs.append(run)
+    return sorted(runs, key=documents, reverse=True)
 
 
 def _location(manifest: Mapping[str, Any]) -> str:

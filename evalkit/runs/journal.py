@@ -26,7 +26,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from evalkit.errors import RunError, reading_as
 from evalkit.paths import replace_file
 from evalkit.runs.folder import WITHOUT_JOURNAL
-from evalkit.runs.traits import BatchDevice
+from evalkit.runs.traits import NO_BATCH, BatchDevice
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 
 _LONGEST = 1 << 29
 """Upper bound of a line's bytes: above the largest batch's in base64."""
-
-
-NO_BATCH = -1
-"""Number of an entry whose rows need no batch: they are trivial, or another run's."""
 
 
 class _Header(NamedTuple):

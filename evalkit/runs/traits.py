@@ -19,6 +19,9 @@ from evalkit.escape import counted
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import outcome_of
 
+NO_BATCH = -1
+"""Number of a batch of rows that need none: they are trivial, or another run's."""
+
 
 class BatchDevice(NamedTuple):
     device: str
@@ -67,8 +70,8 @@ def devices(batches: Iterable[tuple[str, int, BatchDevice | None]]) -> list[dict
     for device, tasks in by_device.items():
         ranges = {}
         for task, numbers in tasks.items():
-            without_batch = ["none"] * (-1 in numbers)
-            numbers.discard(-1)
+            without_batch = ["none"] * (NO_BATCH in numbers)
+            numbers.discard(NO_BATCH)
             firsts = [str(number) for number in sorted(numbers) if number - 1 not in numbers]
             lasts = [str(number) for number in sorted(numbers) if number + 1 not in numbers]
             spans = zip(firsts, lasts, strict=True)

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.outcomes import Measure
 from evalkit.benchmarks.registry import benchmark
-from evalkit.benchmarks.request import remembering
-from evalkit.benchmarks.run import planned
+from evalkit.benchmarks.request import DEFAULT_SUITE, remembering
+from evalkit.benchmarks.run import planned, request_type
 from evalkit.benchmarks.session import ModelHolder, run_plan
 from evalkit.comparison.differences import (
     BETTER,
@@ -35,6 +34,7 @@ from evalkit.comparison.sides import sides_of
 from evalkit.display import Progress, doing
 from evalkit.errors import UsageError
 from evalkit.escape import counted
+from evalkit.inputs.settings import settings_of
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
@@ -137,9 +137,7 @@ def decide(
     """
     holders, steps = [ModelHolder() for _ in models], list[Step]()
     with remembering():
-        # A seed is that of a sample
-        whole = {name: value for name, value in options.items() if name != "seed"}
-        sizes = _sizes(planned(models[0], whole, progress.say))
+        sizes = _sizes(models[0], options, progress)
         looks = samples(sizes.values(), most)
         for number, sample in enumerate(looks):
             plans = [planned(model, {**options, "sample": sample}, progress.say) for model in models]
@@ -156,8 +154,7 @@ def decide(
             width = margin / 100 if measure.is_share else margin
             verdict = verdict_on(average, width, 1 if measure.higher_is_better else -1)
             steps.append(Step(sample, sum(task.n for task in pairing.tasks), average, verdict))
-            unit = _unit(measure, steps)
-            shown = f"{unit.difference(average.difference)}{unit.points} (95 % interval {unit.interval(average)})"
+            shown = _unit(measure, steps).estimate(average)
             progress.say(f"{counted(sample, 'document')} of each task: {shown}: {verdict}")
             if verdict != UNDECIDED:
                 break
@@ -167,11 +164,13 @@ def decide(
     return Decision(a.name, b.name, folders, measure, width, tuple(steps), documents, ratio)
 
 
-def _sizes(plan: Plan) -> dict[str, int]:
+def _sizes(model: str, options: Mapping[str, Any], progress: Progress) -> dict[str, int]:
     """Return the documents that each task has. Raises `UsageError` if samples of the benchmark cannot grow."""
-    if not benchmark(plan.manifest["kind"]).keys(plan):
-        raise UsageError(f"suite {plan.manifest['specification']['suite']} has no samples that grow; choose another")
-    return {task: int(about["count"]) for task, about in plan.manifest["documents"].items()}
+    if "sample" in settings_of(request_type(options.get("suite"))):
+        plan = planned(model, {**options, "sample": LEAST}, progress.say)
+        if benchmark(plan.manifest["kind"]).keys(plan):
+            return {task: int(about["count"]) for task, about in plan.manifest["documents"].items()}
+    raise UsageError(f"suite {options.get('suite') or DEFAULT_SUITE} has no samples that grow; choose another")
 
 
 def _unit(measure: Measure, steps: Sequence[Step]) -> Unit:
@@ -187,10 +186,8 @@ def decision_report(decision: Decision) -> Report:
         EQUIVALENT: f"{b} and {a} are equivalent within {margin}",
         UNDECIDED: f"no difference between {b} and {a} is shown, nor that they are equivalent within {margin}",
     }.get(last.verdict, f"{b} is {last.verdict} than {a}")
-    average = last.average
-    value = f"{unit.difference(average.difference)}{unit.points} (95 % interval {unit.interval(average)})"
     spent = f"{last.documents:,} of {decision.most:,} documents of each checkpoint were used ({share} %)"
-    verdict = f"Verdict: {shown}; {decision.measure.name}, average {value}. {spent}."
+    verdict = f"Verdict: {shown}; {decision.measure.name}, average {unit.estimate(last.average)}. {spent}."
     rows = [
         [
             f"{step.sample:,}",

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 import evalkit
 from evalkit.errors import CheckpointError, UsageError
-from evalkit.models.loading.spec import QUANTISATION, model_spec
+from evalkit.models.loading.locate import QUANTISATION
+from evalkit.models.loading.spec import model_spec
 from evalkit.models.quantisation import Rounding, rounded, rounded_activations
 from evalkit.scoring.engine import Engine
 from tests.models.loading import load_folder, refused

@@ -27,6 +27,7 @@ from evalkit.generation.prompts import Capacity, Decoding, Prompt, Stops
 from evalkit.inputs.values import in_calls, whole
 from evalkit.models.loading.locate import silent
 from evalkit.runs.journal import FinishedRows
+from evalkit.runs.traits import NO_BATCH
 from evalkit.scoring.pack import Sequences, SequenceSet, TreeBatch, plan
 from evalkit.scoring.tree import Ints
 
@@ -37,8 +38,6 @@ NEW_TOKENS = 256
 """lm-eval's default of max_gen_toks."""
 _AT_ONCE = 20_000
 """Texts in one call of the tokenizer, which bounds memory."""
-_EMPTY_TEXTS = -1
-"""Number of the batch of a task's empty texts, which have no tokens to score."""
 _CANDIDATES = 8
 
 
@@ -288,7 +287,7 @@ def contents_of(
     continuations = continuations_of(requests, encoding, say)
     if empty := [part for part in continuations if not len(part.tokens)]:
         rows = [part.row._replace(likelihood=0.0) for part in empty]
-        yield _EMPTY_TEXTS, [part.request for part in empty], RequestBatch(rows)
+        yield NO_BATCH, [part.request for part in empty], RequestBatch(rows)
     items = items_of(continuations)
     sequences = sequences_of(items)
     must_fit = facts.shares and budget == facts.token_budget

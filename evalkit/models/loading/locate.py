@@ -7,6 +7,7 @@ short timeout and the local cache as fallback, and only the files needed are dow
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -18,6 +19,8 @@ from evalkit.errors import CheckpointError, UnknownNameError, first_line
 from evalkit.models.loading import files
 
 DTYPES = ("float32", "bfloat16", "float16")
+QUANTISATION = re.compile(r"(?!$)(?:w([2-8])(?:g([1-9]\d{0,5}))?)?(a8t?)?")
+"""Setting of `--quantise`: bits of a weight, weights with one scale, and activations; see `models/quantisation.py`."""
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Names of the dtypes in a safetensors header."""
 _REACH_SECONDS = 3.0

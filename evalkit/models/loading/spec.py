@@ -19,7 +19,7 @@ from evalkit.inputs.settings import check_names, fitted, setting
 from evalkit.inputs.validated import read_settings
 from evalkit.inputs.values import name_or_path
 from evalkit.models.context.extension import ContextSettings, Extension, context_window, plan_extension
-from evalkit.models.loading.locate import Checkpoint, locate, silent
+from evalkit.models.loading.locate import QUANTISATION, Checkpoint, locate, silent
 from evalkit.paths import resource
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 _DEVICE = re.compile(r"auto|(cpu|mps)(:0)?|cuda(:\d{1,3})?")
 UNSTRETCHED: Literal["none"] = "none"
 """Value of `--context` that disables context extension."""
-QUANTISATION = re.compile(r"(?!$)(?:w([2-8])(?:g([1-9]\d{0,5}))?)?(a8t?)?")
-"""Setting of `--quantise`: bits of a weight, weights with one scale, and activations; see `models/quantisation.py`."""
 
 
 @dataclass(frozen=True)
