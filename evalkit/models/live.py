@@ -8,34 +8,23 @@ copy and its state is restored afterwards; the tokenizer is saved to the folder 
 
 from __future__ import annotations
 
-import hashlib
-import json
-import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from copy import copy, deepcopy
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import uuid4
 
-import numpy as np
-import safetensors.torch
 import torch
-import xxhash
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from evalkit.compatibility.torch import (
     compiled,
-    hooks_of,
-    is_wrapped_by_accelerate,
-    reshard,
-    shard_of,
-    unsaved_buffers,
     unwrap_forward,
 )
-from evalkit.compatibility.transformers import attention_of, is_of_gradients, quiet, saving_weights_with
+from evalkit.compatibility.transformers import attention_of, quiet
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UsageError, reading_as
 from evalkit.inputs import values
@@ -49,15 +38,14 @@ from evalkit.models.loading.load import LoadedModel
 from evalkit.models.loading.locate import DTYPES, Checkpoint, silent
 from evalkit.models.loading.spec import UNSTRETCHED, ModelSpec
 from evalkit.models.loading.tokenizer import disable_sampling, load_tokenizer, probe_ids
+from evalkit.models.module_state import is_stock, preserved, saved_weights, state_digest
 from evalkit.paths import temporary_folder
 
 _DEVICES = ("cpu", "cuda", "mps")
 _SHARDED = {"FullyShardedDataParallel", "DTensor", "ShardedTensor"}
 """Class names of modules and parameters that are sharded over processes."""
 _ADAPTED = "peft."
-_TRAINING = ("training", "gradient_checkpointing")
 State: TypeAlias = tuple[tuple[str, str], ...]
-_Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 
 
 @dataclass(frozen=True)
@@ -73,7 +61,7 @@ class LiveSpec(ModelSpec):
     def identity(self, say: Say, digest: str | None = None) -> State:
         """Return names and digests that identify the weights; `digest` is that of all shards of a sharded model."""
         is_called = isinstance(self.module, CalledModel)
-        saved = () if is_called or not self.stock else _saved_weights(self.module, self.folder)
+        saved = () if is_called or not self.stock else saved_weights(self.module, self.folder)
         state = saved or (("state", digest or state_digest(self.module)),)
         if not self.stock:
             say(
@@ -210,9 +198,6 @@ def _set_attention(name: str, module: Any, attention: str) -> None:
         )
 
 
-# The state of a module
-
-
 def unwrapped(model: Any, any_module: bool = False) -> Any:
     """Return the transformers model inside the wrappers of DDP, DataParallel and torch.compile, or any module."""
     module = model
@@ -249,171 +234,3 @@ def _why_unsupported(module: Any) -> str:
     if module.get_output_embeddings() is None:
         return f"{type(module).__name__} has no output head; give a causal language model"
     return ""
-
-
-def is_stock(module: Any) -> bool:
-    """Return whether a model computes what its class computes with its config and state.
-
-    It has the modules that its class builds, with the same scalar attributes, no other `forward` (that of accelerate,
-    which only adds autocast, is removed before scoring) and no hooks (but for that of activation checkpointing, which
-    changes no number). What differs is not covered by a fingerprint.
-    """
-    for part in module.modules():
-        if not all(map(is_of_gradients, hooks_of(part))) or (
-            "forward" in vars(part) and not is_wrapped_by_accelerate(part)
-        ):
-            return False
-    try:
-        with quiet(), torch.device("meta"):
-            built = type(module)(_config_when_built(module))
-    except Exception:  # a class that takes more than a config
-        return False
-    return _attributes(built) == _attributes(module)
-
-
-def _config_when_built(module: Any) -> Any:
-    """Return a model's config with the padding token that it was built with.
-
-    Trainer sets the tokenizer's in the config of the model. It changes no number of a causal model, but stands in the
-    attributes of modules that are built later.
-    """
-    config = deepcopy(module.config)
-    config.get_text_config().pad_token_id = getattr(module.get_input_embeddings(), "padding_idx", None)
-    return config
-
-
-def _attributes(module: Any) -> dict[str, tuple[type, dict[str, Any]]]:
-
-    def scalars(part: Any) -> dict[str, Any]:
-        return {
-            key: value
-            for key, value in vars(part).items()
-            if isinstance(value, (int, float, str, type(None))) and key not in _TRAINING and not key.startswith("_")
-        }
-
-    return {name: (type(part), scalars(part)) for name, part in module.named_modules()}
-
-
-@contextmanager
-def preserved(model: Any, autocast: bool = False) -> Iterator[None]:
-    """Compute without gradients and autocast; restore a model and every random number generator at the end.
-
-    With `autocast`, it stays as it is. Gathered weights of a sharded model are given back, before and at the end.
-
-    Restored are the attributes of every module (training mode, hooks, parameters, buffers and submodules by identity,
-    a `forward` of its own), the numbers in its buffers, and its configs. The numbers in its parameters and their
-    gradients are not: an evaluation does not change them.
-    """
-    reshard(model)
-    containers: list[tuple[Any, Any]] = [(container, copy(container)) for container in _containers(model)]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    python, numpy = random.getstate(), np.random.get_state()
-    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices=list(devices)), torch.no_grad(), ExitStack() as stack:
-        for kind in () if autocast else ("cpu", next(model.parameters()).device.type):
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        try:
-            yield
-        finally:
-            reshard(model)
-            for container, before in containers:
-                # In place, because handles of hooks refer to the container
-                if isinstance(container, list):
-                    container[:] = before
-                else:
-                    if list(container) != list(before):  # never empty meanwhile otherwise, should an interrupt come
-                        container.clear()
-                    container.update(before)
-            for buffer, number in buffers:
-                if not torch.equal(buffer, number):
-                    buffer.copy_(number)
-            random.setstate(python)
-            np.random.set_state(numpy)
-            if mps is not None:
-                torch.mps.set_rng_state(mps)
-
-
-def _containers(model: Any) -> Iterator[_Container]:
-    seen: set[int] = set()
-    todo: list[Any] = [vars(module) for module in model.modules()]
-    while todo:
-        container = todo.pop()
-        if id(container) in seen:
-            continue
-        seen.add(id(container))
-        yield container
-        for value in container.values() if isinstance(container, dict) else container:
-            if isinstance(value, (PreTrainedConfig, GenerationConfig)):
-                todo.append(vars(value))
-            elif isinstance(value, (dict, list, set)):
-                todo.append(value)
-
-
-def _saved_weights(module: Any, folder: Path) -> tuple[tuple[str, str], ...]:
-    """Return the names and SHA-256 of the weight files that `save_pretrained` would write, without writing them.
-
-    They identify a stock model as its saved checkpoint is identified. Empty if the checkpoint would not be loaded as
-    this model, because of another class or changed buffers that are not saved; or if the model cannot be saved.
-    """
-    digests = dict[str, str]()
-
-    def save(tensors: dict[str, torch.Tensor], path: str, metadata: dict[str, str]) -> None:
-        digests[Path(path).name] = _safetensors_digest(tensors, metadata)
-
-    try:
-        with quiet(), torch.device("meta"):
-            loaded = type(AutoModelForCausalLM.from_config(module.config, trust_remote_code=False))
-        buffers = (
-            (built, getattr(part, name))
-            for part in module.modules()
-            if (names := unsaved_buffers(part))
-            for name, built in type(part)(part.config).named_buffers(recurse=False)
-            if name in names
-        )
-        if loaded is not type(module) or not all(torch.equal(built, own.cpu()) for built, own in buffers):
-            return ()
-        with quiet(), saving_weights_with(save):
-            module.save_pretrained(folder)
-    except Exception:  # modules that take more than a config, settings that transformers does not save
-        return ()
-    return tuple(sorted(digests.items()))
-
-
-def _safetensors_digest(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> str:
-    """Return the SHA-256 of the safetensors file of some tensors.
-
-    Its header, which determines the order of the tensors, is that of a file with one number of each, with other shapes.
-    """
-    small = safetensors.torch.save({name: tensors[name].new_empty(1, device="cpu") for name in tensors}, metadata)
-    header, end = json.loads(small[8 : 8 + int.from_bytes(small[:8], "little")]), 0
-    names = [name for name in header if name in tensors]
-    for name in names:
-        header[name] |= {"shape": list(tensors[name].shape), "data_offsets": [end, end + tensors[name].nbytes]}
-        end += tensors[name].nbytes
-    encoded = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    digest = hashlib.sha256(len(encoded).to_bytes(8, "little") + encoded)
-    for name in names:
-        digest.update(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def state_digest(model: torch.nn.Module) -> str:
-    """Hash a model's modules, parameters and buffers; of a sharded one, the shards of this process.
-
-    The class of each module is included, because a replaced module computes something else with the same tensors.
-    Buffers are included whether or not they are saved with a checkpoint, and tied tensors under each of their names.
-    """
-    reshard(model)
-    digest = hashlib.sha256()
-    for name, module in sorted(model.named_modules()):
-        kind = class_of(module)
-        digest.update(f"module\t{name}\t{kind.__module__}.{kind.__qualname__}\n".encode())
-    parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
-    for name, tensor in sorted((*parameters, *buffers), key=lambda entry: entry[0]):
-        # A copy: storage that numpy has seen cannot be resized, which sharding does
-        own = shard_of(tensor.detach()).to("cpu", copy=True)
-        content = xxhash.xxh3_128(own.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        digest.update(f"tensor\t{name}\t{tensor.dtype}\t{tuple(tensor.shape)}\t{content.hexdigest()}\n".encode())
-    return digest.hexdigest()

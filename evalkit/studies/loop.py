@@ -3,7 +3,7 @@
 In: a live model and a step, on all ranks at the same time. Out: every n steps an ordinary run folder of the model,
 named by step, a line in a CSV file, and metrics for the loop's logger. The main process plans and writes the run; all
 compute its batches. Each forward pass of a sharded model needs all processes: those without a pass of their own run one
-token. The training itself is not changed: see `models/live.py`.
+token. The training itself is not changed: see `models/module_state.py`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ from evalkit.errors import CheckpointError, EvalkitError, RunError, UsageError, 
 from evalkit.inputs import values
 from evalkit.inputs.settings import fitted, settings_of, with_settings
 from evalkit.models.called import CalledModel
-from evalkit.models.live import LiveSpec, live_model, state_digest
+from evalkit.models.live import LiveSpec, live_model
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import ModelSpec
+from evalkit.models.module_state import state_digest
 from evalkit.paths import replace_file, temporary_folder
 from evalkit.runs.finding import folder_name, list_runs
 from evalkit.runs.folder import Run, specification_id

@@ -10,9 +10,9 @@ import pytest
 
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import ModelHolder, run_plan
-from evalkit.models.live import state_digest
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import ModelSpec
+from evalkit.models.module_state import state_digest
 from evalkit.runs.folder import MANIFEST, load_run
 from evalkit.runs.writing import locked
 from evalkit.studies.running import Job, Outcome, run_here

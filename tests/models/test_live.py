@@ -19,9 +19,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import evalkit
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError, EvalkitError
-from evalkit.models.live import is_stock, live_model, state_digest
+from evalkit.models.live import live_model
 from evalkit.models.loading.fingerprint import Fingerprint, fingerprint
 from evalkit.models.loading.locate import locate
+from evalkit.models.module_state import is_stock, state_digest
 from evalkit.runs.folder import Run
 from tests.marks import fast
 from tests.tiny import tiny_checkpoint, tiny_tokenizer

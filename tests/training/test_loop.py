@@ -20,7 +20,8 @@ from evalkit.comparison.curves import curve
 from evalkit.comparison.sides import Side, find_alike, find_trainings
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError, EvalkitError, UsageError
-from evalkit.models.live import live_model, state_digest
+from evalkit.models.live import live_model
+from evalkit.models.module_state import state_digest
 from evalkit.runs.folder import JOURNAL
 from evalkit.studies.watch import GrowingCurve
 from tests.marks import fast
