@@ -19,7 +19,7 @@ from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure
 from evalkit.benchmarks.request import DocumentRequest, Request, TaskTokens, numerics, plain_manifest, spread
 from evalkit.data.sampling import DocumentSelection
 from evalkit.display import Say
-from evalkit.errors import RunError, UsageError
+from evalkit.errors import RunError, TemplateError, UsageError
 from evalkit.models.context.extension import MOST_TOKENS, Extension, configured_window, refuse_generation
 from evalkit.models.loading.files import generation_settings
 from evalkit.models.loading.locate import Checkpoint, silent
@@ -169,7 +169,7 @@ class GeneratedBenchmark(Benchmark):
     row = GeneratedAnswer
     key = ("id",)
     files: ClassVar[tuple[str, ...]]
-    """Files of a finished run: first the table with one row for each answer, then its figures."""
+    """The file of a finished run: the table with one row for each answer."""
     metric: ClassVar[str] = "score"
     """Name of the metric, such as "exact match"."""
     checked: ClassVar[tuple[str, ...]]
@@ -207,6 +207,10 @@ class GeneratedBenchmark(Benchmark):
     def metric_of(self, task: str) -> str:
         return self.metric
 
+    def sample_of(self, task: str) -> str:
+        """Return the common name of tasks that ask the same questions; empty if no other task does."""
+        return ""
+
     def groups(self, run: Run) -> Mapping[str, Sequence[str]]:
         return {"Average": tuple(run.manifest["documents"])}
 
@@ -226,6 +230,8 @@ class GeneratedBenchmark(Benchmark):
     def batches(self, plan: Any, facts: GeneratingFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
         room, batches, unfinished = facts.room, [], self._unfinished_tasks(plan, finished)
         say(f"tokenising the prompts of {len(unfinished)} task{'s' * (len(unfinished) > 1)}")
+        if tokenizer("a").input_ids[-1] in facts.ends:
+            raise TemplateError("the tokenizer ends every text with EOS, so that nothing could follow a prompt")
         for task in unfinished:
             requests = self.generation_requests(plan, task, frozenset(facts.ends), tokenizer)
             by_index = {request.prompt.index: request for request in requests}
@@ -278,10 +284,6 @@ class GeneratedBenchmark(Benchmark):
         results = self.results(plan, table)
         writer.save_table(self.files[0], table)
         writer.save_results(results)
-        self.draw(results, writer.folder)
-
-    def draw(self, results: Mapping[str, Any], folder: Path) -> None:
-        """Draw the figures of the run folder; the results are saved already. By default none."""
 
     def comparable(self, run: Run) -> Comparable:
         return _ComparableAnswers(self, run)
@@ -297,6 +299,10 @@ class _ComparableAnswers(GradedAnswers):
         groups, measures = benchmark.groups(run), benchmark.measures(run)
         super().__init__(run, partial(benchmark.answers, run), benchmark.checked, groups, measures)
         self._settings, self._continuous = benchmark.prompt_settings, benchmark.continuous
+        self._sample_of = benchmark.sample_of
+
+    def sample_of(self, task: str) -> str:
+        return self._sample_of(task)
 
     def beside(self, rule: str) -> str | None:
         return self._continuous if self._continuous in self.rules and rule != self._continuous else None

@@ -126,6 +126,10 @@ class Comparable(ABC):
     def documents(self) -> pd.DataFrame:
         """One row for each document: task, subtask, doc_id, cluster (`CLUSTER`) and the `checked` columns."""
 
+    def sample_of(self, task: str) -> str:
+        """Return the common name of tasks that ask the same questions; empty if no other task does."""
+        return ""
+
     @property
     @abstractmethod
     def rules(self) -> Sequence[str]:

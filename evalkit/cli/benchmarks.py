@@ -1,4 +1,4 @@
-"""`evalkit run`, `needle`, `attention` and `perplexity`: their options and what is special to each."""
+"""`evalkit run`, `attention` and `perplexity`: their options and what is special to each."""
 
 from __future__ import annotations
 
@@ -202,26 +202,6 @@ def _request_options(options: dict[str, Any], own: Sequence[str]) -> dict[str, A
     return given_options(options, switched(request, given | typed), flag, "--set")
 
 
-@command(kind="needle", order="ORIGIN CONTEXT ... output name COMPUTING token_budget TRUST dry printer")
-def needle(
-    *,
-    checkpoint: str | None = running.CHECKPOINT,
-    model: str | None = running.MODEL,
-    dry: bool = running.DRY_RUN,
-    printer: Printer,
-    **options: Any,
-) -> None:
-    """Needle in a haystack: test whether the model finds a number at any position of a long text.
-
-    The run folder has a heatmap.png and .pdf, and each answer. The same command again resumes an interrupted run.
-
-    \b
-    evalkit needle --model CKPT --context 8192                           stretched to 8,192 tokens by YaRN
-    evalkit needle --model CKPT --lengths 500,1000 --depths 10,50,90 --repeats 10 --text book.txt
-    """
-    running.evaluate(running.checkpoint_of(checkpoint, model), options | {"suite": "needle"}, printer, dry)
-
-
 @command(
     kind="attention",
     order="ORIGIN CONTEXT ... output name COMPUTING TRUST dry workers detail printer",
@@ -293,9 +273,7 @@ def perplexity(
     exclude(methods=methods, context_method=options["context_method"])
 
     def draw(runs: dict[str, Run]) -> None:
-        if plot is not None:
-            results.draw_positions(list(runs.values()), list(runs), plot)
-            running.say(f"{plot} has been written")
+        running.draw_into(plot, results.draw_positions, list(runs.values()), list(runs))
 
     if methods is not None:
         runs = _run_methods(checkpoint, options, methods, workers.runner)

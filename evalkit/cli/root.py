@@ -56,7 +56,7 @@ def cli() -> None:
 
 
 for command in (
-    benchmarks.run, benchmarks.decide, benchmarks.needle, benchmarks.attention, benchmarks.perplexity,
+    benchmarks.run, benchmarks.decide, ruler.needle, benchmarks.attention, benchmarks.perplexity,
     cost.cost, longbench.longbench, ruler.ruler, study.study, comparing.compare, comparing.plan, noise.noise,
     drawing.figure, drawing.report, results.show, results.rescore, results.table, results.integrity, results.export,
     models.import_, models.models, models.list_, models.data, models.doctor,

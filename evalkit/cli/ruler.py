@@ -1,4 +1,4 @@
-"""`evalkit ruler` and its commands."""
+"""`evalkit ruler` and its commands, and `evalkit needle`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from evalkit.cli.longbench import RunGroup
 from evalkit.cli.parameters import argument, command, option
 from evalkit.cli.running import Printer
 from evalkit.display import doing
+from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from evalkit.runs.folder import Run
 
 
@@ -50,13 +49,38 @@ def run_ruler(
     evalkit ruler CKPT --tasks niah_multikey_1,vt --samples 200 --plot lengths.pdf
     evalkit ruler show RUN_A RUN_B --format latex                        a line for each model
     """
-    running.evaluate(
-        running.checkpoint_of(checkpoint, model),
-        options | {"suite": "ruler"},
-        printer,
-        dry,
-        draw=lambda run: _draw([run], [run.model], plot),
-    )
+    from evalkit.benchmarks.ruler.results import draw_lengths
+
+    def draw(run: Run) -> None:
+        running.draw_into(plot, draw_lengths, [run], [run.model])
+
+    running.evaluate(running.checkpoint_of(checkpoint, model), options | {"suite": "ruler"}, printer, dry, draw=draw)
+
+
+@command(kind="needle", order="ORIGIN CONTEXT ... output name COMPUTING token_budget TRUST dry plot printer")
+def needle(
+    *,
+    checkpoint: str | None = running.CHECKPOINT,
+    model: str | None = running.MODEL,
+    dry: bool = running.DRY_RUN,
+    plot: Path | None = running.PLOT,
+    printer: Printer,
+    **options: Any,
+) -> None:
+    """Needle in a haystack: test whether the model finds a number at any position of a long text.
+
+    It has the scores of evalkit ruler. The same command again resumes an interrupted run.
+
+    \b
+    evalkit needle --model CKPT --context 8192 --plot heatmap.pdf        stretched to 8,192 tokens by YaRN
+    evalkit needle --model CKPT --lengths 500,1k --depths 10,50,90 --repeats 10 --text book.txt
+    """
+    from evalkit.benchmarks.ruler.results import draw_depths
+
+    def draw(run: Run) -> None:
+        running.draw_into(plot, draw_depths, run)
+
+    running.evaluate(running.checkpoint_of(checkpoint, model), options | {"suite": "needle"}, printer, dry, draw=draw)
 
 
 @command(ruler, "show")
@@ -70,25 +94,22 @@ def show_ruler(
 ) -> None:
     """Print finished runs side by side: means at each length, weighted means, and the effective length of each.
 
-    RUNS are run folders, or ids, names or checkpoints of runs in --in (evalkit ls runs). Whether a difference is real
-    says evalkit compare.
+    RUNS are run folders, or ids, names or checkpoints of runs in --in (evalkit ls runs). evalkit compare
+    shows whether a difference is real.
 
     \b
     evalkit ruler show RUN_A RUN_B --plot lengths.pdf
     evalkit ruler show RUN_A RUN_B --rule choice --format latex
     """
-    from evalkit.benchmarks.ruler.results import RULER, lengths_report
+    from evalkit.benchmarks.ruler.needle import NEEDLE
+    from evalkit.benchmarks.ruler.results import RULER, draw_lengths, lengths_report
     from evalkit.comparison.sides import names
 
     with doing("reading runs"):
-        opened = running.Source(None, None).named(runs, root, usable=lambda run: run.kind == RULER).singles
+        opened = running.Source(None, None).named(runs, root, usable=lambda run: run.kind in (RULER, NEEDLE)).singles
+    if (kinds := {run.kind for run in opened}) not in ({RULER}, {NEEDLE}):
+        raise UsageError(
+            f"the runs are of {', '.join(sorted(kinds))}; name runs of evalkit ruler, or of evalkit needle"
+        )
     printer(lengths_report(opened, names(opened), rule))
-    _draw(opened, names(opened), plot)
-
-
-def _draw(runs: Sequence[Run], names: Sequence[str], plot: Path | None) -> None:
-    from evalkit.benchmarks.ruler.results import draw_lengths
-
-    if plot:
-        draw_lengths(runs, names, plot)
-        running.say(f"{plot} has been written")
+    running.draw_into(plot, draw_lengths, opened, names(opened))

@@ -225,6 +225,13 @@ def with_uncontrolled(options: dict[str, Any]) -> list[dict[str, Any]]:
     return [options] + ([options | {"control": None}] if options.get("control") else [])
 
 
+def draw_into(plot: Path | None, draw: Callable[..., None], *arguments: Any) -> None:
+    """Draw into the file of --plot, if it is given: the last argument of `draw`."""
+    if plot is not None:
+        draw(*arguments, plot)
+        say(f"{plot} has been written")
+
+
 def evaluate(
     model: str,
     options: dict[str, Any],

@@ -184,14 +184,16 @@ def average_difference(
     """
     measure, count = lines[0].measure, len(lines)
     a, b = (np.stack([getattr(line, side).mean(axis=1) for line in lines]).mean(axis=0) for side in "ab")
-    documents, of_tasks = average([line.documents for line in lines]), [line.adjusted for line in lines]
+    of_tasks = [line.adjusted for line in lines]
+    samples = [line.paired.sample or str(number) for number, line in enumerate(lines)]
+    documents = average([line.documents for line in lines], samples)
     look = look_at_average(lines)
     nominal = look.level(level)
     if measure.bounds:
         sources, sizes = [line.paired.sources for line in lines], [line.size for line in lines]
         adjusted = adjusting.adjusted_average(documents, of_tasks, sources, sizes, nominal)
     else:
-        adjusted = adjusting.at_least_task_intervals(average(of_tasks), of_tasks, nominal)
+        adjusted = adjusting.at_least_task_intervals(average(of_tasks, samples), of_tasks, nominal)
     parts = None
     if spreads := [line.spread for line in lines if line.spread is not None]:
         shared = sum(of_line.shared for of_line in spreads) / count**2

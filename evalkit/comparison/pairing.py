@@ -44,6 +44,8 @@ class PairedTask:
     official: bool
     total: int = 0
     """Documents that the benchmark has; 0: unknown."""
+    sample: str = ""
+    """Common name of tasks that ask the same questions, whose errors are not independent; empty if there are none."""
 
     @property
     def n(self) -> int:
@@ -234,7 +236,7 @@ def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[Paired
         official = not any(task in marked for run in graded for marked in unofficial(run.run.manifest).values())
         known = graded[0].run.manifest["documents"].get(task, {})
         total = known.get("count", 0) if isinstance(known, dict) else 0
-        yield PairedTask(task, clusters, strata, rows, dropped, official, total)
+        yield PairedTask(task, clusters, strata, rows, dropped, official, total, graded[0].sample_of(task))
 
 
 def identity_of(task: str, tables: list[pd.DataFrame], graded: tuple[Comparable, ...]) -> str:

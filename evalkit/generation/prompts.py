@@ -6,14 +6,14 @@ In: token ids and a generator. Out: what can be pickled and sent to it, and the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.errors import CheckpointError, TemplateError, reading_as
+from evalkit.errors import CheckpointError, ScoringError, TemplateError, reading_as
 
 if TYPE_CHECKING:
     from evalkit.generation.generator import Generator
@@ -73,6 +73,28 @@ class Prompt:
     def columns(self) -> int:
         """Largest number of tokens whose keys and values are stored."""
         return max(len(self.tokens) + self.max_new_tokens, self.shared + max(map(len, self.answers), default=0))
+
+    def with_answers(self, sequences: Sequence[Sequence[int]], context: int) -> Prompt:
+        """Return the prompt with answers whose log-likelihood is computed too.
+
+        `sequences` are the token ids of prompt and answer. Raises `ScoringError` if an answer, or the tokens that may
+        be generated, do not fit into `context` tokens.
+        """
+        shared = len(self.tokens)
+        for sequence in sequences:
+            both = min(shared, len(sequence) - 1)
+            differ = np.flatnonzero(self.tokens[:both] != np.asarray(sequence[:both]))
+            shared = int(differ[0]) if len(differ) else both
+        longest = max(len(self.tokens) + self.max_new_tokens, *map(len, sequences))
+        if shared < 1:
+            raise ScoringError("the tokenizer changes the prompt's first token with the answer that follows it")
+        if longest > context:
+            raise ScoringError(
+                f"prompt and answer have {longest:,} tokens, and the context window has {context:,}; give a longer "
+                "--context, or shorter --lengths"
+            )
+        answers = tuple(np.asarray(sequence[shared:], np.int64) for sequence in sequences)
+        return replace(self, answers=answers, shared=shared)
 
 
 def shared_tokens(first: Ints, second: Ints, chunk: int) -> int:

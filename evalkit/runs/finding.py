@@ -185,7 +185,11 @@ def _named(given: str, root: Path) -> list[Run]:
     # Unlike `Path.is_dir`, false for a path that the file system rejects
     if os.path.isdir(os.path.expanduser(given)):  # noqa: PTH111, PTH112
         raise RunError(f"{given} is neither a run folder (it has no {MANIFEST}) nor the checkpoint of a run in {root}")
-    raise UnknownNameError("run", given, [run.folder.name for run in scan(root)] or [f"none in {root}"])
+    if not (names := [run.folder.name for run in scan(root)]):
+        raise UsageError(
+            f"'{given}' is no run folder, and there are no runs in {root} (--in or --output of their command)"
+        )
+    raise UnknownNameError("run", given, names)
 
 
 def matching_runs(given: str, root: Path) -> list[Run | DamagedRun]:

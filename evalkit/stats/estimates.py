@@ -97,14 +97,22 @@ def skewness(values: Floats, clusters: Codes | None = None, strata: Codes | None
     return float((unit**3).sum() / ((unit**2).sum() or 1.0) ** 1.5)
 
 
-def average(estimates: Sequence[Estimate]) -> Estimate:
-    """Return the unweighted mean of independent estimates; the tasks are fixed, not sampled."""
+def average(estimates: Sequence[Estimate], samples: Sequence[str] = ()) -> Estimate:
+    """Return the unweighted mean of estimates; the tasks are fixed, not sampled.
+
+    `samples` names the sample of each estimate. Those of one sample, such as the same questions in texts of several
+    lengths, may depend on each other in any way, so that their standard errors add; others are independent.
+    """
     count = len(estimates)
-    parts = np.array([estimate.variance for estimate in estimates]) / count**2
-    freedom = np.array([estimate.freedom for estimate in estimates])
     value = sum(estimate.value for estimate in estimates) / count
+    errors, freedoms, skews = dict[str, float](), dict[str, float](), dict[str, float]()
+    for name, estimate in zip(samples or map(str, range(count)), estimates, strict=True):
+        errors[name] = errors.get(name, 0.0) + estimate.stderr / count
+        freedoms[name] = min(estimate.freedom, freedoms.get(name, math.inf))
+        skews[name] = max(estimate.skewness, skews.get(name, estimate.skewness), key=abs)
+    parts, freedom = np.array([*errors.values()]) ** 2, np.array([*freedoms.values()])
     shares = parts / (parts.sum() or 1.0)
-    skewed = float((shares**1.5 * np.array([estimate.skewness for estimate in estimates])).sum())
+    skewed = float((shares**1.5 * np.array([*skews.values()])).sum())
     return Estimate(value, float(parts.sum()), _satterthwaite(parts, freedom), skewed)
 
 
@@ -118,10 +126,17 @@ def error_of_mean(values: Floats) -> float | None:
     return float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else None
 
 
-def error_of_average(errors: Sequence[float | None]) -> float | None:
-    """Return the standard error of an unweighted mean over fixed tasks: √(Σ SE²) / T; None if any SE is unknown."""
-    known = [error for error in errors if error is not None]
-    return math.sqrt(sum(error**2 for error in known)) / len(known) if len(known) == len(errors) else None
+def error_of_average(errors: Sequence[float | None], samples: Sequence[str] = ()) -> float | None:
+    """Return the standard error of an unweighted mean over fixed tasks: √(Σ SE²) / T; None if any SE is unknown.
+
+    Those of tasks with the same sample add (`average`).
+    """
+    sums = dict[str, float]()
+    for name, error in zip(samples or map(str, range(len(errors))), errors, strict=True):
+        if error is None:
+            return None
+        sums[name] = sums.get(name, 0.0) + error
+    return math.hypot(*sums.values()) / len(errors)
 
 
 def pooled_error(errors: Sequence[float | None], sizes: Sequence[int]) -> float | None:

@@ -135,6 +135,10 @@ def test_an_average_treats_its_tasks_as_fixed() -> None:
     assert (whole.value, whole.stderr) == pytest.approx((0.2, math.sqrt(0.05) / 2))
     assert whole.freedom == pytest.approx(0.05**2 / (0.04**2 / 10 + 0.01**2 / 99))
     assert average([Estimate(0.0, 0.0, 7.0)] * 2).freedom == 14
+    # Of one sample, they may vary together: errors add (0.2 + 0.1) / 3, beside an independent one
+    common = average([Estimate(0.1, 0.04, 10.0), Estimate(0.3, 0.01, 99.0), Estimate(0.0, 0.09, 50.0)], ["a", "a", "b"])
+    assert common.variance == pytest.approx(0.1**2 + 0.1**2)
+    assert error_of_average([0.2, 0.1, 0.3], ["a", "a", "b"]) == pytest.approx(common.stderr)
 
 
 @settings(max_examples=50)

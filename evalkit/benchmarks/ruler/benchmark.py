@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -22,23 +22,24 @@ import numpy as np
 
 from evalkit.benchmarks import generated
 from evalkit.benchmarks.base import lazy
-from evalkit.benchmarks.generated import DocumentPlan, GeneratedAnswer, GenerationRequest, TaskDocuments
+from evalkit.benchmarks.generated import (
+    DocumentPlan,
+    GeneratedAnswer,
+    GeneratedBenchmark,
+    GenerationRequest,
+    TaskDocuments,
+)
 from evalkit.benchmarks.outcomes import Measure, Metric
 from evalkit.benchmarks.request import Request
 from evalkit.benchmarks.ruler import results
-from evalkit.benchmarks.ruler.data import TASKS, WHEELS, RulerData, RulerTask
-from evalkit.benchmarks.ruler.retrieval import (
-    CHOICES,
-    RetrievalBenchmark,
-    likelihood_columns,
-    match_score,
-    with_answers,
-)  # fmt: skip
-from evalkit.benchmarks.ruler.samples import CannotBuild, Sample, SampleMaker, numbered
-from evalkit.cache import read_cached_bytes, source_digest, write_cached_bytes
+from evalkit.benchmarks.ruler.data import CHOICES, TASKS, WHEELS, RulerData, RulerTask
+from evalkit.benchmarks.ruler.results import BITS, CHOICE, ERRORS, SCORE
+from evalkit.benchmarks.ruler.samples import CannotBuild, Sample, numbered, samples
+from evalkit.cache import read_cached, source_digest, write_cached
 from evalkit.display import Say
-from evalkit.errors import DataError, UnknownNameError, UsageError
+from evalkit.errors import DataError, ScoringError, UnknownNameError, UsageError
 from evalkit.inputs.settings import setting
+from evalkit.models.loading.fingerprint import fingerprint
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import tokenizer_alone
 from evalkit.runs.folder import Run
@@ -48,10 +49,12 @@ if TYPE_CHECKING:
 
 _VERSION = 1
 """Increased with every change of evalkit that changes a number of this benchmark."""
-_BLOCK = 20
-"""Samples among which the other answers are chosen, so that they do not depend on the number of samples."""
 _MODEL_TEMPLATES = {"plain": "base", "inst": "meta-chat"}
-_CACHED = "ruler-samples"
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_LIKELIHOODS = {
+    CHOICE: Measure(f"the gold answer among {CHOICES} has the fewest bits per byte, in %", False, "choice accuracy"),
+    BITS: Measure("bits per byte of the gold answer after the text, lower is better", True, BITS, None, False),
+}
 
 
 @dataclass(frozen=True)
@@ -77,62 +80,83 @@ class RulerDocument(NamedTuple):
     choices: Sequence[str]
     """Possible answers as they follow the text: the gold one, then those of other samples."""
     new_tokens: int
+    tokens: int
+    """Tokens of the prompt, special tokens included, and of the longest answer."""
     depth: float | None
     source: str
 
 
-class Ruler(RetrievalBenchmark):
+class Ruler(GeneratedBenchmark):
     kind = results.RULER
-    request = RulerRequest
+    request: type[Request] = RulerRequest
     results_form = results.RulerResults
     files = (results.ANSWERS,)
     checked = ("prompt_sha256",)
-    report = lazy("evalkit.benchmarks.ruler.results:ruler_report")
+    continuous = BITS
+    report = lazy("evalkit.benchmarks.ruler.results:run_report")
     figures = lazy("evalkit.benchmarks.ruler.results:run_figures")
 
-    def plan(self, request: RulerRequest, say: Say) -> DocumentPlan:
-        """Make the plan; its manifest's optional "not_built" has a line for each reason why tasks cannot be built."""
+    def plan(self, request: Any, say: Say) -> DocumentPlan:
         checkpoint = request.model.locate(say)
         context = generated.context_of(request.model, checkpoint, self.kind)
         lengths = _lengths(request.lengths, context)
+        tasks, settings, more = self.documents(request, checkpoint, lengths, context, say)
+        chat = getattr(request, "chat", False)
+        plan = generated.generated_plan(self.kind, request, checkpoint, context, tasks, settings, say, chat)
+        return replace(plan, manifest=plan.manifest | more)
+
+    def documents(
+        self, request: Any, checkpoint: Checkpoint, lengths: Sequence[int], context: int, say: Say
+    ) -> tuple[dict[str, TaskDocuments], dict[str, Any], dict[str, Any]]:
+        """Return documents by task and length, further entries of the specification, and of the manifest.
+
+        "not_built" in the manifest has a line for each reason why tasks cannot be built.
+        """
         for name in request.tasks:
             if name not in TASKS:
                 raise UnknownNameError("RULER task", name, TASKS)
-        maker, tasks, names = _Maker(request, checkpoint, say), dict[str, TaskDocuments](), dict[str, list[str]]()
+        maker, tasks, reasons = _Maker(request, checkpoint, say), dict[str, TaskDocuments](), dict[str, list[str]]()
         for length in lengths:
-            for name in request.tasks or TASKS:
+            for name in dict.fromkeys(request.tasks) or TASKS:
                 try:
-                    tasks[results.name_at(name, length)] = maker.documents(name, length)
+                    tasks[results.name_at(name, length)] = maker.documents(name, length, context)
                 except CannotBuild as error:
-                    names.setdefault(f"cannot be built at {results.short(length)}: {error}", []).append(name)
-        not_built = [f"{', '.join(of_reason)} {reason}" for reason, of_reason in names.items()]
+                    reasons.setdefault(f"cannot be built at {results.short(length)}: {error}", []).append(name)
+        not_built = [f"{', '.join(names)} {reason}" for reason, names in reasons.items()]
         for line in not_built:
             say(line)
         if not tasks:
             raise DataError("; ".join(not_built))
-        settings = {"template": request.template, "version": _VERSION}
-        plan = generated.generated_plan(self.kind, request, checkpoint, context, tasks, settings, say)
         more = {"template": {"name": request.template}} | ({"not_built": not_built} if not_built else {})
-        return replace(plan, manifest=plan.manifest | more)
+        return tasks, {"template": request.template, "version": _VERSION}, more
 
     def generation_requests(
         self, plan: DocumentPlan, task: str, ends: frozenset[int], tokenizer: Any
     ) -> list[GenerationRequest]:
-        from evalkit.generation.prompts import Prompt, Stops
+        from evalkit.generation.prompts import Prompt, Stops, as_message
 
         context, requests = plan.manifest["context"], []
         for number, document in enumerate(plan.tasks[task]):
-            texts = [document.text, *(document.text + choice for choice in document.choices)]
-            tokens, *sequences = tokenizer(texts, verbose=False).input_ids
-            stops = Stops(ends, pattern=_pattern(document.references, results.is_any(task)), unsearched_tail=1)
+            text, choices = document.text, document.choices
+            if plan.manifest["specification"]["chat"]:  # an answer is a turn of its own
+                tokens = as_message(tokenizer, text)
+                answers = tokenizer([choice.strip() for choice in choices], add_special_tokens=False).input_ids
+                sequences = [[*tokens, *answer] for answer in answers]
+            else:
+                tokens, *sequences = tokenizer([text, *(text + choice for choice in choices)], verbose=False).input_ids
+            stops = Stops(ends, pattern=_pattern(document.references, results.is_question(task)), unsearched_tail=1)
             prompt = Prompt(number, np.asarray(tokens, np.int64), document.new_tokens, stops)
-            prompt = with_answers(prompt, sequences, context, f"{task} sample {number}")
-            digest = hashlib.sha256(document.text.encode()).hexdigest()
-            requests.append(GenerationRequest(str(number), prompt, digest))
+            try:
+                prompt = prompt.with_answers(sequences, context)
+            except ScoringError as error:
+                raise ScoringError(f"{task} sample {number}: {error}") from error
+            requests.append(GenerationRequest(str(number), prompt, hashlib.sha256(text.encode()).hexdigest()))
         return requests
 
     def table_row(self, task: str, document: RulerDocument, answer: GeneratedAnswer) -> dict[str, Any]:
         stored = {"answer" if name == "text" else name: value for name, value in answer.columns().items()}
+        nats = json.loads(answer.logprobs)
+        bits = [-n / math.log(2) / len(text.encode()) for text, n in zip(document.choices, nats, strict=True)]
         return {
             "task": task,
             "length": results.length_of(task),
@@ -141,23 +165,41 @@ class Ruler(RetrievalBenchmark):
             "source": document.source or answer.id,
             **stored,
             "references": json.dumps(document.references, ensure_ascii=False),
-            "score": match_score(answer.text, document.references, results.is_any(task)),
-            **likelihood_columns(document.choices, answer.logprobs),
+            SCORE: match_score(answer.text, document.references, results.is_question(task)),
+            CHOICE: float(all(bits[0] < other for other in bits[1:])),
+            BITS: bits[0],
+            "chance": 1 / len(bits),
+            "choices": json.dumps(document.choices, ensure_ascii=False),
+            "logprobs": answer.logprobs,
         }
 
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
-        return results.results_of(table, len(plan.request.tasks or TASKS))
+        return results.results_of(table, len(TASKS))
 
-    def own_metrics(self, run: Run) -> list[Metric]:
-        return [
-            Metric(task["task"], self.metric, task["n"], task["score"], task["stderr"]) for task in run.stored["tasks"]
-        ]
+    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
+        measures, metrics = self.measures(run), []
+        if rule not in (None, *measures):
+            raise UnknownNameError(f"rule of run {run.folder}", str(rule), measures)
+        for name, measure in measures.items():
+            if rule in (None, self.kind, name):
+                score = SCORE if name == self.kind else name
+                for task in run.stored["tasks"]:
+                    chance = task["chance"] if name == CHOICE else None
+                    values = task["n"], task[score], task[ERRORS[score]], measure.higher_is_better, measure.bounds
+                    metrics.append(Metric(task["task"], measure.name, *values, chance=chance))
+        return metrics
 
     def measure(self) -> Measure:
-        return Measure("RULER's score, the share of the right answers that are in the generated text, in %", True)
+        return Measure("score, the share of the right answers that are in the generated text, in %", True)
+
+    def measures(self, run: Run) -> dict[str, Measure]:
+        return {self.kind: self.measure()} | _LIKELIHOODS
 
     def groups(self, run: Run) -> Mapping[str, Sequence[str]]:
         return results.by_length(run.manifest["documents"])
+
+    def sample_of(self, task: str) -> str:
+        return results.sample_of(task)
 
     def answers(self, run: Run) -> pd.DataFrame:
         table = run.table(results.ANSWERS, ("task", "id", "source", "references", "answer", "score"))
@@ -167,61 +209,71 @@ class Ruler(RetrievalBenchmark):
         return {self.kind: "RULER: retrieval, tracking, counting and questions in long texts, by length"}
 
 
+def cached_documents(key: Sequence[Any], make: Callable[[], list[RulerDocument] | str]) -> list[RulerDocument]:
+    """Return documents from evalkit's cache, or make them. Raises `CannotBuild` if there is a reason instead."""
+    name = json.dumps([*key, source_digest("benchmarks/ruler")])
+    if (content := read_cached("ruler-samples", name)) is None:
+        write_cached("ruler-samples", name, content := make())
+    if isinstance(content, str):
+        raise CannotBuild(content)
+    return [RulerDocument(*fields) for fields in content]
+
+
 class _Maker:
-    """Documents of a request, from the cache or made with the checkpoint's tokenizer, which is loaded at most once."""
+    """Documents of a request, made with the checkpoint's tokenizer, which is loaded at most once."""
 
     def __init__(self, request: RulerRequest, checkpoint: Checkpoint, say: Say) -> None:
-        from evalkit.models.loading.fingerprint import fingerprint
-
         self._request, self._checkpoint, self._say = request, checkpoint, say
         wheels = [wheel.sha256 for wheel in WHEELS]
-        self._key = [fingerprint(checkpoint).tokenizer, request.seed, request.template, *wheels]
-        self._key.append(source_digest("benchmarks/ruler"))
+        self._key = [fingerprint(checkpoint).tokenizer, request.seed, request.template, request.samples, *wheels]
 
     @cached_property
-    def _samples(self) -> tuple[SampleMaker, Mapping[str, RulerTask]]:
+    def _tokenizer(self) -> Any:
+        return tokenizer_alone(self._checkpoint, self._say)
+
+    @cached_property
+    def _data(self) -> tuple[RulerData, Mapping[str, RulerTask]]:
         self._say("making RULER's samples for this tokenizer")
-        tokenizer, data = tokenizer_alone(self._checkpoint, self._say), RulerData(self._say)
+        data = RulerData(self._say)
+        return data, data.tasks(_MODEL_TEMPLATES[self._request.template])
 
-        def tokens(text: str) -> int:
-            return len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+    def _size(self, text: str, is_prompt: bool = False) -> int:
+        return len(self._tokenizer(text, add_special_tokens=is_prompt, verbose=False).input_ids)
 
-        return SampleMaker(data, self._request.seed, tokens), data.tasks(_MODEL_TEMPLATES[self._request.template])
-
-    def documents(self, name: str, length: int) -> TaskDocuments:
+    def documents(self, name: str, length: int, context: int) -> TaskDocuments:
         """Return a task's documents of a length. Raises `CannotBuild`."""
-        count = -(-self._request.samples // _BLOCK) * _BLOCK
-        key = json.dumps([*self._key, name, length, count])
-        if (stored := read_cached_bytes(_CACHED, key)) is None:
-            stored = memoryview(zlib.compress(json.dumps(self._made(name, length, count)).encode()))
-            write_cached_bytes(_CACHED, key, stored)
-        content = json.loads(zlib.decompress(stored))
-        if isinstance(content, str):
-            raise CannotBuild(content)
-        documents = [RulerDocument(*fields) for fields in content[: self._request.samples]]
+        documents = cached_documents([*self._key, name, length], lambda: self._made(name, length))
+        if (longest := max(document.tokens for document in documents)) > context:
+            raise CannotBuild(
+                f"a prompt and its answer have {longest:,} tokens, and the context window has {context:,}"
+            )
         digest = hashlib.sha256(json.dumps(documents).encode()).hexdigest()
         return TaskDocuments(documents, f"{WHEELS[0]}, seed {self._request.seed}", digest)
 
-    def _made(self, name: str, length: int, count: int) -> str | list[RulerDocument]:
+    def _made(self, name: str, length: int) -> str | list[RulerDocument]:
         """Return documents, or the reason why they cannot be built."""
-        maker, tasks = self._samples
-        task = tasks[name]
+        (data, tasks), documents = self._data, []
+        task, count = tasks[name], max(self._request.samples, CHOICES)
         try:
-            samples = list(islice(maker.samples(task, length), count))
+            made = list(islice(samples(data, task, length, self._request.seed, self._size), count))
         except CannotBuild as error:
             return str(error)
-        documents = []
-        for start in range(0, count, _BLOCK):
-            block = [_gold(task, sample) for sample in samples[start : start + _BLOCK]]
-            for number, sample in enumerate(samples[start : start + _BLOCK]):
-                following = block[number:] + block[:number]
-                right = {reference.lower() for reference in sample.references} if task.family == "qa" else set()
-                others = [text for text in dict.fromkeys(following[1:]) if text.strip().lower() not in right]
-                choices = (following[0], *(text for text in others if text != following[0]))[:CHOICES]
-                documents.append(
-                    RulerDocument(sample.text, sample.references, choices, task.new_tokens, sample.depth, sample.source)
-                )
+        answers = [_gold(task, sample) for sample in made]
+        for number, sample in enumerate(made[: self._request.samples]):
+            gold, *others = dict.fromkeys(answers[number:] + answers[:number])
+            right = {reference.lower() for reference in sample.references} if task.family == "qa" else set()
+            choices = [gold, *(text for text in others if text.strip().lower() not in right)][:CHOICES]
+            tokens = self._size(sample.text, True) + max(task.new_tokens, *map(self._size, choices))
+            fields = sample.text, sample.references, choices, task.new_tokens, tokens, sample.depth, sample.source
+            documents.append(RulerDocument(*fields))
         return documents
+
+
+def match_score(answer: str, references: Sequence[str], is_any: bool) -> float:
+    """Return the share of the references that occur in an answer, or whether any does; RULER's score, from 0 to 1."""
+    said = _CONTROL.sub("\n", answer.strip()).strip().lower()
+    matches = [reference.lower() in said for reference in references]
+    return float(any(matches)) if is_any else sum(matches) / len(matches)
 
 
 def _gold(task: RulerTask, sample: Sample) -> str:
@@ -238,14 +290,13 @@ def _pattern(references: Sequence[str], is_any: bool) -> str:
     if not all(reference.isascii() and reference.isprintable() for reference in references):
         return ""
     quoted = map(re.escape, references)
-    return "(?ais)" + ("|".join(quoted) if is_any else "".join(f"(?=.*{text})" for text in quoted))
+    return "(?ais)" + ("|".join(quoted) if is_any else r"\A" + "".join(f"(?=.*{text})" for text in quoted))
 
 
 def _lengths(requested: Sequence[int], context: int) -> list[int]:
     """Return the sorted lengths, by default doubled from 1,024 up to the context window."""
-    lengths = sorted(
-        {*requested} or {1024 << power for power in range(context.bit_length()) if 1024 << power <= context}
-    )
+    doubled = (1024 << power for power in range(context.bit_length()))
+    lengths = sorted({*requested} or {length for length in doubled if length <= context})
     if not lengths or not all(1 <= length <= context for length in lengths):
         raise UsageError(
             f"--lengths {','.join(map(str, requested)) or 'by default'}: the model's context window is {context} "

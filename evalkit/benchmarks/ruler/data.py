@@ -46,13 +46,14 @@ TASKS = (
     "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2",
 )  # fmt: skip
 """In the wheel's order, so that runs are read without it."""
+CHOICES = 8
+"""Answers that the gold one is among."""
 
 
 @dataclass(frozen=True)
 class RulerTask:
     """One of the 13 tasks."""
 
-    name: str
     family: str
     """niah, variable_tracking, common_words_extraction, freq_words_extraction or qa."""
     settings: dict[str, Any]
@@ -94,7 +95,7 @@ class RulerData:
         for name, task in yaml.safe_load((self._ruler / "synthetic.yaml").read_text("utf-8")).items():
             text = texts[task["task"]]
             prompt, prefix = around.format(task_template=text["template"]), text["answer_prefix"]
-            tasks[name] = RulerTask(name, task["task"], task["args"], prompt, prefix, text["tokens_to_generate"])
+            tasks[name] = RulerTask(task["task"], task["args"], prompt, prefix, text["tokens_to_generate"])
         return tasks
 
     def _json(self, name: str) -> Any:
@@ -109,6 +110,11 @@ class RulerData:
         """Return the words of lists "noun", "adjective" and "verb", one after the other."""
         files = [self._folder(_WORDS) / f"{kind}list.txt" for kind in kinds]
         return [line.rstrip() for file in files for line in file.read_text("utf-8").splitlines()]
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """Pairs of an adjective and a noun, sorted."""
+        return sorted({f"{first}-{last}" for first in self.words("adjective") for last in self.words("noun")})
 
     @cached_property
     def sentences(self) -> Callable[[str], list[str]]:

@@ -1,4 +1,4 @@
-"""Texts with needles: a length, a depth and a repeat → the prompt, and whether an answer is right."""
+"""Texts with needles: a length, a depth and a repeat → the prompt and its secret."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hashlib import sha256
 from itertools import count, cycle, islice
 from pathlib import Path
 
-from evalkit.benchmarks.ruler.retrieval import CHOICES
+from evalkit.benchmarks.ruler.data import CHOICES
 from evalkit.errors import UsageError
 from evalkit.inputs.reading import read_given_text
 
@@ -56,7 +56,7 @@ class NeedleCase:
     """A needle in a text, at one length and depth."""
 
     length: int
-    """Maximum prompt length in tokens."""
+    """Maximum length of prompt and answer in tokens."""
     depth: float
     """Percentage of the text before the needle."""
     repeat: int
@@ -78,17 +78,6 @@ class NeedleCase:
     @property
     def _hash(self) -> int:
         return int.from_bytes(sha256(f"{self.length} {self.depth:g} {self.repeat}".encode()).digest()[:16], "big")
-
-    def is_found(self, answer: str) -> bool:
-        """Return whether an answer contains the secret as a number; commas between thousands are ignored."""
-        return self.secret in re.findall(r"\d+", re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", answer))
-
-    @property
-    def pattern(self) -> str:
-        """Matches the secret and the end of its number; `is_found` is then true of any continuation."""
-        first, second, third = self.secret[:-6], self.secret[-6:-3], self.secret[-3:]
-        written = "|".join((self.secret, f"{first}{second},{third}", f"{first},{second},{third}"))
-        return rf"(?<!\d)(?:{written})(?:[^\d,]|,\D|,\d{{1,2}}\D|,\d{{4}})"
 
     def text(self, sentences: Sequence[str], before: int, cue: bool) -> str:
         """Return the prompt with the needle after `before` sentences.
@@ -126,18 +115,15 @@ class Haystack:
         start = int(repeat * 0.6180339887 % 1 * len(self._pieces))
         return islice(cycle(self._pieces), start, None)
 
-    def prompt(
-        self, case: NeedleCase, encode: Callable[[str], Sequence[int]], size: Callable[[str], int], *, cue: bool
-    ) -> tuple[str, Sequence[int]]:
-        """Return a case's prompt and its token ids, with as many sentences as fit into its length.
+    def prompt(self, case: NeedleCase, total: Callable[[str], int], size: Callable[[str], int], *, cue: bool) -> str:
+        """Return a case's prompt, with as many sentences as fit into its length.
 
-        Text is encoded with special tokens and chat template; `size` is the number of tokens of a sentence inside a
-        text. For the cue, see `NeedleCase.text`.
+        `total` is the number of tokens of a prompt and its answer, `size` that of a sentence inside a text. For the
+        cue, see `NeedleCase.text`.
         """
         source, sentences, ends = self.sentences(case.repeat), list[str](), [0]
-        best: tuple[str, Sequence[int]] = "", ()
-        fit, number = 0, 0  # sentences known to fit, sentences tried
-        room = case.length - len(encode(case.text([], 0, cue)))
+        best, fit, number = "", 0, 0  # the text so far, sentences known to fit, sentences tried
+        room = case.length - total(case.text([], 0, cue))
         while True:
             # A sentence has about as many tokens in a text as alone, so a few rounds are enough
             while ends[number] < room:
@@ -145,17 +131,16 @@ class Haystack:
                 if number == len(ends):
                     sentences.append(next(source))
                     ends.append(ends[-1] + size(" " + sentences[-1].strip()))
-            text, tokens = best
             while number > fit:
                 before = min(range(number + 1), key=lambda n: abs(ends[n] - case.depth / 100 * ends[number]))
                 text = case.text(sentences[:number], before, cue)
-                tokens = encode(text)
-                if len(tokens) <= case.length:
+                tokens = total(text)
+                if tokens <= case.length:
                     break
                 number -= 1
             if number == fit:
                 break
-            best, fit, room = (text, tokens), number, ends[number] + case.length - len(tokens)
+            best, fit, room = text, number, ends[number] + case.length - tokens
         if not fit:
             raise UsageError(f"--lengths {case.length}: no room for a needle and a sentence; give longer ones")
         return best

@@ -18,8 +18,7 @@ import numpy as np
 
 from evalkit.benchmarks.generated import about_run
 from evalkit.benchmarks.outcomes import run_content
-from evalkit.benchmarks.ruler.data import TASKS
-from evalkit.benchmarks.ruler.retrieval import BITS, CHOICE, CHOICES, SCORES, StoredScores, scores_of, sources_of
+from evalkit.benchmarks.ruler.data import CHOICES, TASKS
 from evalkit.errors import UnknownNameError
 from evalkit.escape import part_name
 from evalkit.inputs.validated import Stored
@@ -28,7 +27,7 @@ from evalkit.reporting.figures import FigurePanel, RunFigure, draw_panels, legen
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run, StoredAverage, StoredTask
-from evalkit.stats.estimates import Floats, error_of_average, resampled_means
+from evalkit.stats.estimates import Floats, error_of_average, mean, resampled_means
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,35 +35,44 @@ if TYPE_CHECKING:
 RULER = "ruler"
 ANSWERS = "answers.parquet"
 THRESHOLD = 0.856
+SCORE, CHOICE, BITS = "score", "choice", "bits_per_byte"
+"""Names of the three scores in tables; as a rule, the first has the name of the benchmark."""
+ERRORS = {SCORE: "stderr", CHOICE: "choice_stderr", BITS: "bits_stderr"}
+"""Score → key of its standard error in results.json."""
 _SEED, _RESAMPLES = 40654, 2000
-_DEPTHS = 5
-"""Bands of the depth in the figure."""
+_BANDS = 5
+"""Bands of depth in the figure of tasks whose needles are at random depths."""
 _MOST_LABELLED = 144
 """Most cells of a grid with numbers in them; in smaller cells they are not readable."""
-_KEYS = {RULER: "score", CHOICE: CHOICE, BITS: BITS}
-"""Rule → key of its score in results.json."""
 _TITLES = {
-    RULER: "RULER's score in %: the share of the right answers that the generated text has",
+    SCORE: "score in %: the share of the right answers that are in the generated text",
     CHOICE: f"choice in %: the gold answer has the fewest bits per byte of {CHOICES}; chance {100 / CHOICES:g} %",
     BITS: "bits per byte of the gold answer ↓",
 }
 
 
-class _RulerTask(StoredTask, StoredScores):
+class _Scores(Stored):
+    """Scores in results.json: means with standard errors over documents."""
+
+    score: float
+    stderr: float | None
+    choice: float
+    choice_stderr: float | None
+    bits_per_byte: float
+    bits_stderr: float | None
+
+
+class _RulerTask(StoredTask, _Scores):
     n: int
     chance: float
-
-
-class _Length(StoredAverage, StoredScores):
-    length: int
 
 
 class RulerResults(Stored):
     tasks: list[_RulerTask]
     averages: list[StoredAverage]
-    lengths: list[_Length]
-    effective: dict[str, int]
-    """The effective length, and the bounds of its interval: "length", "low", "high"; 0 is below the shortest."""
+    effective: dict[str, int | None]
+    """The effective length, and the bounds of its interval: "length", "low", "high"; 0 is below the shortest. No bounds
+    if the samples do not show how much a length's mean varies."""
 
 
 def name_at(task: str, length: int) -> str:
@@ -81,8 +89,13 @@ def length_of(name: str) -> int:
     return 1024 * int(text[:-1]) if text.endswith("k") else int(text)
 
 
-def is_any(name: str) -> bool:
-    """Whether one of a task's references is enough."""
+def sample_of(name: str) -> str:
+    """Return the name that tasks have in common which ask the same questions at several lengths."""
+    return name.partition("@")[0] if is_question(name) else name
+
+
+def is_question(name: str) -> bool:
+    """Whether a task has questions of a data set, each with several right answers of which one is enough."""
     return name.startswith("qa_")
 
 
@@ -100,27 +113,43 @@ def results_of(table: pd.DataFrame, size: int) -> dict[str, Any]:
     tasks, resampled = [], dict[int, list[Floats]]()
     for name, rows in table.groupby("task", sort=False):
         length, task = int(rows["length"].iloc[0]), str(name)
-        tasks.append({"task": task, "length": length, **scores_of(rows)})
-        seed = [_SEED, crc32(task.encode())]
-        means = resampled_means(rows["score"].to_numpy(float), sources_of(rows), _RESAMPLES, seed)
+        scores: dict[str, Any] = {"n": len(rows), "chance": float(rows["chance"].mean())}
+        sources = np.unique(rows["source"], return_inverse=True)[1]
+        for score, error in ERRORS.items():
+            estimate = mean(rows[score].to_numpy(float), sources)
+            scores |= {score: estimate.value, error: None if np.isnan(estimate.variance) else estimate.stderr}
+        tasks.append({"task": task, "length": length, **scores})
+        seed = [_SEED, crc32(sample_of(task).encode())]  # the same questions are drawn together
+        means = resampled_means(rows[SCORE].to_numpy(float), sources, _RESAMPLES, seed)
         resampled.setdefault(length, []).append(means)
-    lengths = [_mean(short(length), [task for task in tasks if task["length"] == length], size) for length in resampled]
-    scores = {length["length"]: length["score"] for length in lengths}
     drawn = {length: np.mean(of_tasks, axis=0) for length, of_tasks in resampled.items()}
     draws = np.max([length * (means >= THRESHOLD) for length, means in drawn.items()], axis=0)
-    low, high = np.percentile(draws, (2.5, 97.5), method="nearest").tolist()
+    is_known = all(np.ptp(means) > 0 for means in drawn.values())
+    low, high = np.quantile(draws, (0.025, 0.975), method="nearest").tolist() if is_known else (None, None)
+    lengths = lengths_of(tasks, size)
     every = [_mean("Average", tasks, size * len(lengths))] if len(lengths) > 1 else []
     averages = [{name: part[name] for name in ("name", "accuracy", "stderr")} for part in lengths + every]
-    effective = {"length": effective_length(scores), "low": int(low), "high": int(high)}
-    return {"tasks": tasks, "averages": averages, "lengths": lengths, "effective": effective}
+    longest = effective_length({length["length"]: length[SCORE] for length in lengths})
+    effective = {"length": longest, "low": low, "high": high}
+    return {"tasks": tasks, "averages": averages, "effective": effective}
+
+
+def lengths_of(tasks: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any]]:
+    """Return the mean scores of each length, from the tasks of results.json; `size` as of `results_of`."""
+    lengths = dict.fromkeys(task["length"] for task in tasks)
+    return [_mean(short(length), [task for task in tasks if task["length"] == length], size) for length in lengths]
+
+
+def _lengths(run: Run) -> list[dict[str, Any]]:
+    return lengths_of(run.stored["tasks"], len(TASKS) if run.kind == RULER else 1)
 
 
 def _mean(name: str, tasks: Sequence[Mapping[str, Any]], size: int) -> dict[str, Any]:
-    mean: dict[str, Any] = {"name": part_name(name, len(tasks), size), "length": tasks[0]["length"]}
-    for score, error in SCORES.items():
-        mean[score] = sum(task[score] for task in tasks) / len(tasks)
-        mean[error] = error_of_average([task[error] for task in tasks])
-    return mean | {"accuracy": mean["score"]}
+    part: dict[str, Any] = {"name": part_name(name, len(tasks), size), "length": tasks[0]["length"]}
+    for score, error in ERRORS.items():
+        part[score] = sum(task[score] for task in tasks) / len(tasks)
+        part[error] = error_of_average([task[error] for task in tasks], [sample_of(task["task"]) for task in tasks])
+    return part | {"accuracy": part[SCORE]}
 
 
 def effective_length(scores: Mapping[int, float]) -> int:
@@ -134,99 +163,115 @@ def weighted(scores: Mapping[int, float], increasing: bool) -> float:
     return float(np.average(values, weights=range(1, len(values) + 1)))
 
 
-def ruler_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
-    """Return the tables of a run under a rule; of None, under all, and the summary of lengths."""
-    if rule not in (None, *_TITLES):
-        raise UnknownNameError(f"rule of run {run.folder}", str(rule), _TITLES)
+def run_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
+    """Return the tables of a run under a rule, or under all of them; and the summary of lengths."""
+    if rule not in (None, *(rules := {run.kind: SCORE, CHOICE: CHOICE, BITS: BITS})):
+        raise UnknownNameError(f"rule of run {run.folder}", str(rule), rules)
     parts = [
-        Report((_by_task(run, name),), verdict=(_TITLES[name],)) for name in _TITLES if rule in (None, RULER, name)
+        Report((_by_task(run, score),), verdict=(_TITLES[score],))
+        for name, score in rules.items()
+        if rule in (None, run.kind, name)
     ]
-    parts += [lengths_report([run], [run.model])] if rule in (None, RULER) else []
-    notes = (*run.manifest.get("not_built", ()), f"{_samples(run)} samples a task and length", *about_run(run))
+    if rule in (None, run.kind):
+        if run.kind != RULER:
+            parts.insert(0, _by_depth(run))
+        parts.append(lengths_report([run], [run.model]))
+    counts = sorted({task["n"] for task in run.stored["tasks"]})
+    samples = "–".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    notes = (*run.manifest.get("not_built", ()), f"{samples} samples a task and length", *about_run(run))
     parts[-1] = parts[-1].with_notes(notes)
     records = [dict(task) for task in run.stored["tasks"]]
     return Report((), content=run_content(run), records=records, parts=tuple(parts))
 
 
-def _samples(run: Run) -> str:
-    counts = sorted({task["n"] for task in run.stored["tasks"]})
-    return "–".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-
-
-def _cell(scores: Mapping[str, Any] | None, rule: str) -> str:
-    return "–" if scores is None else _shown(scores[_KEYS[rule]], rule)
-
-
-def _shown(value: float | None, rule: str) -> str:
-    scale, places = (1, 3) if rule == BITS else (100, 1)
+def _shown(value: float | None, score: str) -> str:
+    scale, places = (1, 3) if score == BITS else (100, 1)
     return "–" if value is None else fixed(scale * value, places)
 
 
-def _by_task(run: Run, rule: str) -> Table:
+def _by_task(run: Run, score: str) -> Table:
     """Return a table of a run: a line for each task, and of means with standard errors; a column for each length."""
-    scores = {task["task"]: task for task in run.stored["tasks"]}
-    lengths = [length["length"] for length in run.stored["lengths"]]
-    names = [name for name in TASKS if any(name_at(name, length) in scores for length in lengths)]
-    rows = [[name, *(_cell(scores.get(name_at(name, length)), rule) for length in lengths)] for name in names]
-    rows.append(["mean", *(_cell(length, rule) for length in run.stored["lengths"])])
-    rows.append(["± SE", *(_shown(length[SCORES[_KEYS[rule]]], rule) for length in run.stored["lengths"])])
-    return simple_table(rule, ["task", *map(short, lengths)], rows, ruled={len(names)})
+    scores, lengths = {task["task"]: task for task in run.stored["tasks"]}, _lengths(run)
+    names = list(dict.fromkeys(name.rpartition("@")[0] for name in scores))
+    columns = [short(length["length"]) for length in lengths]
+    rows = [
+        [name, *(_shown(scores.get(f"{name}@{column}", {}).get(score), score) for column in columns)] for name in names
+    ]
+    rows += [["mean", *(_shown(length[score], score) for length in lengths)]] * (len(names) > 1)
+    rows.append(["± SE", *(_shown(length[ERRORS[score]], score) for length in lengths)])
+    return simple_table(score, ["task", *columns], rows, ruled={len(names)})
+
+
+def _by_depth(run: Run) -> Report:
+    """Return a table of the needles that were found, a line for each depth, a column for each length."""
+    grid = _grid(run)
+    rows = [[f"{depth:g} %", *(percent(share, 0) for share in shares)] for depth, shares in grid.iterrows()]
+    table = simple_table("depths", ["depth", *(short(int(length)) for length in grid.columns)], rows)
+    return Report((table,), verdict=("needles found in %, by their depth in the text and its length in tokens",))
 
 
 def lengths_report(runs: Sequence[Run], names: Sequence[str], rule: str = RULER) -> Report:
     """Return a table with a line for each run: means at each length, weighted means, RULER's effective length."""
-    every = sorted({length["length"] for run in runs for length in run.stored["lengths"]})
+    score = rule if rule in (CHOICE, BITS) else SCORE
+    every = sorted({length["length"] for run in runs for length in _lengths(run)})
     rows, records, notes = [], [], []
     for run, name in zip(runs, names, strict=True):
-        of = {length["length"]: length for length in run.stored["lengths"]}
-        scores = {length: part[_KEYS[rule]] for length, part in of.items()}
-        means = [weighted(scores, increasing) for increasing in (True, False)]
-        row = [name, *(_cell(of.get(length), rule) for length in every), *(_shown(mean, rule) for mean in means)]
+        scores = {length["length"]: length[score] for length in _lengths(run)}
+        is_whole = len(scores) == len(every)
+        means = [weighted(scores, increasing) if is_whole else None for increasing in (True, False)]
+        row = [name, *(_shown(scores.get(length), score) for length in every), *(_shown(mean, score) for mean in means)]
         record = {"name": name, "run": run.manifest["id"], **{short(length): scores.get(length) for length in every}}
         record |= {"wavg_inc": means[0], "wavg_dec": means[1]}
-        if rule == RULER:
+        if score == SCORE:
             effective = [run.stored["effective"][key] for key in ("length", "low", "high")]
-            named = [short(length) if length else f"<{short(min(of))}" for length in effective]
-            row += [named[0], f"{named[1]} to {named[2]}"]
+            shown = [short(length) if length else f"<{short(min(scores))}" for length in effective]
+            row += [shown[0], "–" if effective[1] is None else f"{shown[1]} to {shown[2]}"]
             record |= dict(zip(("effective_length", "low", "high"), effective, strict=True))
         rows.append(row)
         records.append(record)
-        notes += [f"{name}: {part['name']}, a mean of fewer tasks" for part in of.values() if " of " in part["name"]]
+        parts = (part["name"] for part in _lengths(run) if " of " in part["name"])
+        notes += [f"{name}: {part}, a mean of fewer tasks" for part in parts]
     headers = ["model", *map(short, every), "wAvg (inc)", "wAvg (dec)"]
-    headers += ["effective", "95 % interval"] if rule == RULER else []
-    if rule == RULER:
+    if score == SCORE:
+        headers += ["effective", "95 % interval"]
         notes.append(f"effective: the longest length with a mean of at least {100 * THRESHOLD:.1f} %")
+    notes.append("wAvg: means over lengths, weighted by their rank from the shortest (inc) and from the longest (dec)")
     table = simple_table("lengths", headers, rows)
-    return Report((table,), verdict=(f"Means over tasks: {_TITLES[rule]}",), notes=tuple(notes), records=records)
+    return Report((table,), verdict=(f"Means over tasks: {_TITLES[score]}",), notes=tuple(notes), records=records)
 
 
 def run_figures(runs: Sequence[Run], names: Sequence[str], models: Sequence[str]) -> list[RunFigure]:
-    words = "RULER by length, the mean over tasks of both scores, with standard errors."
-    figures = [RunFigure("ruler-lengths", words, partial(draw_lengths, runs, names))]
+    kind = runs[0].kind
+    words = "Scores by length, means over tasks with standard errors."
+    figures = [RunFigure(f"{kind}-lengths", words, partial(draw_lengths, runs, names))]
     for run, name in zip(runs, names, strict=True):
-        if grid := _grid(run):
-            shown = f"Single needles of RULER's tasks found in %, by length of the text and depth in it: {name}."
-            figures.append(RunFigure(f"ruler-depths-{run.manifest['id']}", shown, partial(draw_grid, grid)))
+        if len(_grid(run)):
+            shown = f"Single needles found in %, by length of the text and depth in it: {name}."
+            figures.append(RunFigure(f"{kind}-depths-{run.manifest['id']}", shown, partial(draw_depths, run)))
     return figures
 
 
-def _grid(run: Run) -> dict[str, Any]:
-    """Return the shares of needles found by length and depth, as `draw_grid` reads them; empty without needles."""
+def _grid(run: Run) -> pd.DataFrame:
+    """Return the shares of needles that were found: index depth in percent, columns lengths; without needles, empty.
+
+    RULER's tasks have needles at random depths, which are put into bands.
+    """
     table = run.table(ANSWERS, ("length", "depth", "score")).dropna(subset="depth")
-    middles = (table["depth"] // (100 / _DEPTHS)).clip(upper=_DEPTHS - 1) * (100 / _DEPTHS) + 50 / _DEPTHS
-    shares = table.pivot_table(index=middles, columns="length", values="score", aggfunc="mean")
-    depths, lengths = map(list, (shares.index, shares.columns))
-    return {"depths": depths, "lengths": lengths, "found": shares.to_numpy(float)} if depths else {}
+    depths = table["depth"]
+    if run.kind == RULER:
+        depths = (depths // (100 / _BANDS)).clip(upper=_BANDS - 1) * (100 / _BANDS) + 50 / _BANDS
+    return table.pivot_table(index=depths, columns="length", values="score", aggfunc="mean")
 
 
-def draw_grid(results: Mapping[str, Any], path: Path) -> None:
-    """Draw the shares of needles found, [depths, lengths], into a .png, .pdf or .svg file."""
-    shares, lengths, depths = np.array(results["found"]), results["lengths"], results["depths"]
-    figure = new_figure(max(3.4, 2.2 + 0.62 * len(lengths)), max(3.2, 1.5 + 0.36 * len(depths)))
+def draw_depths(run: Run, path: Path) -> None:
+    """Draw the shares of needles that were found, by depth and length, into a .png, .pdf or .svg file."""
+    grid = _grid(run)
+    shares = grid.to_numpy(float)
+    figure = new_figure(max(3.4, 2.2 + 0.62 * len(grid.columns)), max(3.2, 1.5 + 0.36 * len(grid)))
     axes = figure.subplots()
     image = axes.imshow(100 * shares, cmap="viridis", vmin=0, vmax=100, aspect="auto")
-    axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], rotation=45, ha="right")
-    axes.set_yticks(range(len(depths)), [f"{depth:g}" for depth in depths])
+    axes.set_xticks(range(len(grid.columns)), [f"{length:,}" for length in grid.columns], rotation=45, ha="right")
+    axes.set_yticks(range(len(grid)), [f"{depth:g}" for depth in grid.index])
     axes.set_xlabel("length in tokens")
     axes.set_ylabel("depth of the needle in %")
     for (row, column), share in np.ndenumerate(shares) if shares.size <= _MOST_LABELLED else ():
@@ -242,20 +287,16 @@ def draw_lengths(runs: Sequence[Run], names: Sequence[str], path: Path) -> None:
     import pandas as pd
 
     panels = []
-    for rule, label, reference in (
-        (RULER, "score in %", None),
-        (CHOICE, "choice in %", 1 / CHOICES),
-        (BITS, BITS, None),
-    ):
-        key = _KEYS[rule]
+    labels = {SCORE: ("score in %", None), CHOICE: ("choice in %", 1 / CHOICES), BITS: ("bits per byte", None)}
+    for score, (label, reference) in labels.items():
         points = [
-            {"run": name, "length": part["length"], "value": part[key], "spread": part[SCORES[key]] or 0.0}
+            {"run": name, "length": part["length"], "value": part[score], "spread": part[ERRORS[score]] or 0.0}
             for run, name in zip(runs, names, strict=True)
-            for part in run.stored["lengths"]
+            for part in _lengths(run)
         ]
         panels.append(
             FigurePanel(
-                rule, pd.DataFrame(points), "length", label, x_label="length in tokens", percent=rule != BITS,
+                score, pd.DataFrame(points), "length", label, x_label="length in tokens", percent=score != BITS,
                 ticks="doubling", reference=reference,
             )
         )  # fmt: skip

@@ -12,7 +12,7 @@ import random
 import string
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import count
 from math import inf
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evalkit.benchmarks.ruler.data import Questions, RulerData, RulerTask
+from evalkit.benchmarks.ruler.data import RulerData, RulerTask
 from evalkit.errors import EvalkitError
 
 _TRIES = 500
@@ -63,8 +63,8 @@ class _Generator(ABC):
     shrinks = True
     """Whether a sample that does not fit is drawn again in a smaller size."""
 
-    def __init__(self, task: RulerTask, length: int, seed: int, tokens: Callable[[str], int]) -> None:
-        self.task, self.length, self.seed, self.tokens = task, length, seed, tokens
+    def __init__(self, data: RulerData, task: RulerTask, length: int, seed: int, tokens: Callable[[str], int]) -> None:
+        self.data, self.task, self.length, self.seed, self.tokens = data, task, length, seed, tokens
         self.template, self.random = task.template + task.prefix, random.Random(seed)
         self.reserved = task.new_tokens
         """Tokens of a sample beside those of its text."""
@@ -128,11 +128,11 @@ class _Generator(ABC):
 
 
 class _Needles(_Generator):
-    def __init__(self, data: RulerData, words: list[str], *common: Any) -> None:
-        super().__init__(*common)
+    def __init__(self, data: RulerData, *common: Any) -> None:
+        super().__init__(data, *common)
         settings = self.task.settings
         self._queries, self._values = settings["num_needle_q"], settings["num_needle_v"]
-        self._keys, self._words = max(settings["num_needle_k"], self._queries), words
+        self._keys = max(settings["num_needle_k"], self._queries)
         self._haystack, self._key_kind, self._kind = (
             settings[f"type_{name}"] for name in ("haystack", "needle_k", "needle_v")
         )
@@ -149,7 +149,7 @@ class _Needles(_Generator):
 
     def _drawn(self, kind: str) -> str:
         if kind == "words":
-            return self.random.choice(self._words)
+            return self.random.choice(self.data.keys)
         if kind == "numbers":
             return str(self.random.randint(10**6, 10**7 - 1))
         return str(uuid.UUID(int=self.random.getrandbits(128), version=4))
@@ -244,9 +244,10 @@ class _Variables(_Generator):
 class _CommonWords(_Generator):
     step = 10
 
-    def __init__(self, words: list[str], *common: Any) -> None:
-        super().__init__(*common)
-        self._words, self.most = self.shuffled(words), len(words)
+    def __init__(self, data: RulerData, *common: Any) -> None:
+        super().__init__(data, *common)
+        self._words = self.shuffled(sorted({*data.words("noun", "adjective", "verb")}))
+        self.most = len(self._words)
 
     def answered(self, sample: Sample) -> str:
         return f"{sample.text} {numbered(sample.references)}"
@@ -306,11 +307,14 @@ class _FrequentWords(_Generator):
 class _Documents(_Generator):
     step = 10
 
-    def __init__(self, questions: Questions, *common: Any) -> None:
-        super().__init__(*common)
-        self._questions, self.most = questions, len(questions.documents)
+    def __init__(self, data: RulerData, *common: Any) -> None:
+        super().__init__(data, *common)
+        self._questions = data.squad if self.task.settings["dataset"] == "squad" else data.hotpotqa
+        self.most = len(self._questions.documents)
 
     def make(self, size: int, number: int) -> Sample:
+        if number >= len(self._questions.asked):
+            raise CannotBuild(f"there are only {number:,} questions")
         question, answers, own, others = self._questions.asked[number]
         texts = self._questions.documents
         if size >= len(texts):
@@ -330,27 +334,18 @@ def numbered(words: Sequence[str]) -> str:
     return " ".join(f"{number}. {word}" for number, word in enumerate(words, start=1))
 
 
-class SampleMaker:
-    """Samples of tasks, with what they share read once."""
+_FAMILIES: Mapping[str, type[_Generator]] = {
+    "niah": _Needles,
+    "variable_tracking": _Variables,
+    "common_words_extraction": _CommonWords,
+    "freq_words_extraction": _FrequentWords,
+    "qa": _Documents,
+}
 
-    def __init__(self, data: RulerData, seed: int, tokens: Callable[[str], int]) -> None:
-        self._data, self._common = data, (seed, tokens)
-        self._keys = cache(
-            lambda: sorted({f"{first}-{last}" for first in data.words("adjective") for last in data.words("noun")})
-        )
 
-    def samples(self, task: RulerTask, length: int) -> Iterator[Sample]:
-        """Yield the samples of a task without end, of a question set one for each question.
+def samples(data: RulerData, task: RulerTask, length: int, seed: int, tokens: Callable[[str], int]) -> Iterator[Sample]:
+    """Yield the samples of a task without end; of a question set one for each question.
 
-        Raises `CannotBuild` where the first or a later one does not fit into `length` tokens.
-        """
-        data, common = self._data, (task, length, *self._common)
-        if task.family == "niah":
-            return _Needles(data, self._keys(), *common).samples()
-        if task.family == "variable_tracking":
-            return _Variables(*common).samples()
-        if task.family == "common_words_extraction":
-            return _CommonWords(sorted({*data.words("noun", "adjective", "verb")}), *common).samples()
-        if task.family == "freq_words_extraction":
-            return _FrequentWords(*common).samples()
-        return _Documents(data.squad if task.settings["dataset"] == "squad" else data.hotpotqa, *common).samples()
+    Raises `CannotBuild` if the first or a later sample does not fit into `length` tokens.
+    """
+    return _FAMILIES[task.family](data, task, length, seed, tokens).samples()

@@ -1,4 +1,4 @@
-"""Needle tests: haystacks, and runs from the command line to the run folder, compared with transformers."""
+"""Needle tests: texts with needles, and runs from the command line to the run folder, compared with transformers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from evalkit.benchmarks.request import request_of
@@ -22,6 +22,7 @@ from evalkit.errors import DataError
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt
 from evalkit.generation.rows import Generation
+from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import load_run
 from tests.arguments import arguments
 from tests.cli.test_root import Command, _no_settings, complains, evalkit
@@ -30,7 +31,6 @@ from tests.models.loading import load_folder
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
 CASE = NeedleCase(1000, 50.0, 0)
-PIECES = st.sampled_from(["2220526", "2,220,526", "2220", "526", ",", "1", "890", " ", ".", "a"])
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def prompt(tokenizer: Any, case: NeedleCase, cue: bool = True, factor: float = 1.0) -> np.ndarray:
     size = cache(lambda text: round(factor * len(tokenizer(text, add_special_tokens=False).input_ids)))
-    return np.asarray(Haystack(None).prompt(case, lambda text: tokenizer(text).input_ids, size, cue=cue)[1])
+    text = Haystack(None).prompt(case, lambda text: len(tokenizer(text).input_ids), size, cue=cue)
+    return np.asarray(tokenizer(text).input_ids)
 
 
 @pytest.mark.parametrize(("length", "depth"), [(400, 0.0), (777, 60.0), (1500, 100.0)])
@@ -78,17 +79,6 @@ def test_the_built_in_text(tokenizer: Any) -> None:
     assert (late == later).all() and (late == longer).all() and not (late == other).all()
 
 
-@given(st.lists(PIECES, max_size=8).map("".join), st.lists(PIECES, max_size=4).map("".join))
-def test_generation_stops_where_the_needle_is_found(answer: str, more: str) -> None:
-    """Whatever would have been written after it; and a secret after which the text goes on ends it."""
-    assert all(map(CASE.is_found, (" 2220526.", "It is 2,220,526", "1 2220526 3", "2220526,1234567", "1,2220526")))
-    assert not any(map(CASE.is_found, ("22205261", "12220526", "2 220 526", "2,2205260")))
-    if re.search(CASE.pattern, answer):
-        assert CASE.is_found(answer + more)
-    if CASE.is_found(answer + " a"):
-        assert re.search(CASE.pattern, answer + " a")
-
-
 def test_a_users_text_is_kept_to_the_letter(tmp_path: Path) -> None:
     """It is repeated, with another start for each repeat."""
     path = tmp_path / "text.txt"
@@ -122,21 +112,18 @@ def needle(evalkit: Command, model: Path) -> Command:
 
 def test_answers_are_what_transformers_generates(needle: Command, model: Path) -> None:
     run = load_run(needle().out.splitlines()[-1])
-    assert (run.stored["lengths"], np.shape(run.stored["found"])) == ([400, 700], (2, 2))
-    table = Needle().answers(run)
-    assert (table["tokens"] <= table["length"]).all()
+    assert [(task["task"], task["length"], task["n"]) for task in run.stored["tasks"]] == [
+        ("needle@400", 400, 2), ("needle@700", 700, 2)]  # fmt: skip
+    table, loaded = Needle().answers(run), load_folder(model)
     options = {"lengths": (700, 400), "depths": (0, 90), "repeats": 1}
-    plan, loaded = Needle().plan(request_of(NeedleRequest, model, options), lambda _: None), load_folder(model)
-
-    def size(text: str) -> int:
-        return len(loaded.tokenizer(text, add_special_tokens=False).input_ids)
-
-    for case, row in zip(plan.tasks["needle"], table.itertuples(), strict=True):
-        _, ids = plan.haystack.prompt(case, lambda text: loaded.tokenizer(text).input_ids, size, cue=True)
-        expected = by_transformers(loaded.model, np.asarray(ids), 32, [1])
+    plan = Needle().plan(request_of(NeedleRequest, model, options), silent)
+    documents = [(task, document) for task, documents in plan.tasks.items() for document in documents]
+    for (task, document), row in zip(documents, table.itertuples(), strict=True):
+        ids = np.asarray(loaded.tokenizer(document.text).input_ids)
+        expected = by_transformers(loaded.model, ids, 32, [1])
         answer = loaded.tokenizer.decode(expected, skip_special_tokens=True)
-        assert (row.answer, row.secret, row.tokens) == (answer, case.secret, len(ids))
-        assert (row.length, row.depth, row.repeat, row.found) == (case.length, case.depth, 0, case.is_found(answer))
+        assert (row.task, row.answer, row.tokens, row.depth) == (task, answer, len(ids), document.depth)
+        assert row.tokens + 32 <= row.length and row.score == (document.references[0] in answer)
 
 
 def test_needles_that_are_found(needle: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,19 +140,36 @@ def test_needles_that_are_found(needle: Command, model: Path, monkeypatch: pytes
         return generation
 
     monkeypatch.setattr(Generator, "_generate", lambda _, prompts: list(map(answered, prompts)))
-    run = load_run(needle().out.splitlines()[-1])
-    assert run.stored["found"] == [[1.0, 0.0]] * 2
-    assert run.stored["averages"][0]["accuracy"] == 0.5
-    [task] = run.stored["tasks"]
-    assert (task["choice"], task["chance"]) == (1.0, 1 / 8)
-    assert task["bits_per_byte"] == pytest.approx(1 / math.log(2) / 7)
+    printed = needle("--plot", "grid.pdf").out
+    assert re.search(r"90 % +100 +0\n", printed) and Path("grid.pdf").stat().st_size > 1000
+    run = load_run(printed.splitlines()[-1])
+    assert [average["accuracy"] for average in run.stored["averages"]] == [1.0, 0.0, 0.5]
+    for task in run.stored["tasks"]:
+        assert (task["choice"], task["chance"]) == (1.0, 1 / 8)
+        assert task["bits_per_byte"] == pytest.approx(1 / math.log(2) / 8)
     table = Needle().answers(run)
-    assert list(table["found"]) == list(table["length"] == 400)
-    # Stopped after the character that follows the secret, which could have been a digit, and one more token
-    short = table[table["found"]]
-    assert [said[: said.index(".")] for said in short["answer"]] == [f" {secret}" for secret in short["secret"]]
-    assert short["answer"].str.len().max() < 12
-    assert table.loc[~table["found"], "answer"].str.endswith("And so on").all()
+    right = table["score"] == 1
+    assert list(right) == list(table["length"] == 400)
+    # Generation ends with the secret's last digit and one more token
+    assert table[right]["answer"].str.len().max() < 12
+    assert table[~right]["answer"].str.endswith("And so on").all()
+
+
+def test_a_chat_template_surrounds_the_prompt(needle: Command, tmp_path: Path) -> None:
+    """The answer is scored as the beginning of the assistant's turn; a tokenizer without a template is an error."""
+    complains(needle("--chat", None), 1, "--chat")
+    chat = tiny_checkpoint(tmp_path / "chat", window=1024)
+    template = "{% for m in messages %}<u>{{ m['content'] }}</u>{% endfor %}<a>"
+    (chat / "chat_template.jinja").write_text(template)
+    run = load_run(needle("--chat", None, "--model", chat).out.splitlines()[-1])
+    plan = Needle().plan(
+        request_of(NeedleRequest, chat, {"lengths": (400,), "depths": (0,), "repeats": 1, "chat": True}), silent
+    )
+    loaded, [document] = load_folder(chat), plan.tasks["needle@400"]
+    assert document.text.endswith("Answer with the number alone.")
+    ids = loaded.tokenizer(f"<u>{document.text}</u><a>", add_special_tokens=False).input_ids
+    row = next(Needle().answers(run).query("length == 400 and depth == 0").itertuples())
+    assert row.tokens == len(ids)
 
 
 def test_what_makes_another_run(model: Path, tmp_path: Path) -> None:
@@ -174,18 +178,28 @@ def test_what_makes_another_run(model: Path, tmp_path: Path) -> None:
 
     def identity(**options: object) -> str:
         request = request_of(NeedleRequest, model, {"lengths": "400", "depths": "50"} | options)
-        return str(Needle().plan(request, lambda _: None).manifest["id"])
+        return str(Needle().plan(request, silent).manifest["id"])
 
     assert len({identity(**other) for other in ({}, {"text": book}, {"depths": "50,60"}, {"repeats": 1})}) == 4
     assert identity(depths="50,50.0") == identity()  # repetition of a value
     request = request_of(NeedleRequest, model, {"context": 2100})
-    assert Needle().plan(request, lambda _: None).manifest["specification"]["lengths"] == [1000, 2000]
+    assert Needle().plan(request, silent).manifest["specification"]["lengths"] == [1024, 2048]
 
 
 def test_bad_input(needle: Command) -> None:
     for option, value, code, noun in (
-        ("--lengths", "1000", 2, "100 to 992"),
+        ("--lengths", "2000", 2, "--lengths 2000"),
+        ("--lengths", "40", 2, "--lengths 40"),
         ("--depths", "0,101", 2, "--depths 0, 101"),
         ("--text", "nowhere.txt", 1, "--text nowhere.txt"),
     ):
         complains(needle(option, value), code, noun)
+
+
+def test_a_tokenizer_that_ends_texts_is_refused(needle: Command, tmp_path: Path) -> None:
+    """Its prompts would end with EOS, after which a model continues with another text."""
+    folder = tiny_checkpoint(tmp_path / "ends", window=1024)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    complains(needle("--model", folder), 1, "the tokenizer ends every text with EOS")

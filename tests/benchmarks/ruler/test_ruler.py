@@ -17,10 +17,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import request_of
-from evalkit.benchmarks.ruler.benchmark import Ruler, RulerRequest
+from evalkit.benchmarks.ruler.benchmark import Ruler, RulerRequest, match_score
 from evalkit.benchmarks.ruler.data import TASKS
 from evalkit.benchmarks.ruler.results import effective_length, results_of, weighted
-from evalkit.benchmarks.ruler.retrieval import match_score
 from evalkit.benchmarks.run import evaluate
 from evalkit.comparison.comparison import compare
 from evalkit.display import Progress
@@ -154,14 +153,15 @@ def test_a_planted_model_has_100_and_an_untrained_one_chance(folder: Path) -> No
         assert (task["task"], task["score"], task["choice"]) == (task["task"], 1.0, 1.0) and task[
             "bits_per_byte"
         ] < 1e-6
-    assert run.stored["effective"] == {"length": 2048, "low": 2048, "high": 2048}
+    # Samples that are all right do not show how much the mean varies
+    assert run.stored["effective"] == {"length": 2048, "low": None, "high": None}
     untrained = made(folder, settings={"lengths": (1024,), "samples": 40, "tasks": "niah_multikey_2,niah_single_1"})
     table = answers(untrained)
     assert (table["reused"] > 0).any()  # samples of one haystack
     # A uniform guess among eight: 80 documents, 4 standard errors
     assert table["score"].max() == 0 and set(table["chance"]) == {1 / 8}
     assert abs(table["choice"].mean() - 1 / 8) < 4 * math.sqrt(7 / 64 / len(table))
-    assert untrained.stored["effective"] == {"length": 0, "low": 0, "high": 0}
+    assert untrained.stored["effective"]["length"] == 0
 
 
 def test_runs_are_printed_drawn_and_compared(folder: Path, evalkit: Command, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_runs_are_printed_drawn_and_compared(folder: Path, evalkit: Command, tmp
     assert [line.split(",")[0][-6:] for line in shown] == ["name", "model0", "model1"]
     assert Path("lengths.pdf").stat().st_size > 1000
     latex = evalkit("ruler", "show", first.folder, second.folder, "--format", "latex").out
-    assert r"\toprule" in latex and "2k to" in latex
+    assert r"\toprule" in latex and "2k (5 of 13)" in latex
     for rule, name in ((None, "score"), ("choice", "choice accuracy"), ("bits_per_byte", "bits_per_byte")):
         compared = compare(first, second, rule=rule)
         tables = [answers(run).groupby("task")[rule or "score"].mean() for run in (first, second)]
@@ -192,9 +192,14 @@ def test_what_cannot_be_made_is_said(folder: Path, evalkit: Command) -> None:
     complains(evalkit(*common, "--lengths", "1k,4k"), 2, "--lengths 1024,4096")
     complains(evalkit(*common, "--lengths", "64", "--tasks", "qa_1"), 1, "qa_1 cannot be built at 64")
     complains(evalkit(*common, "--lengths", "1k", "--tasks", "niah"), 2, "niah_single_1")
+    tiny_checkpoint(folder / "narrow", window=1400, adds_bos=True)  # prompts of fwe leave no room for an answer
+    tokenizer_of_texts(folder / "narrow")
+    narrow = evalkit("ruler", folder / "narrow", "--samples", 2, "--lengths", 1400, "--tasks", "fwe")
+    complains(narrow, 1, "fwe cannot be built at 1400: a prompt and its answer have 1,404 tokens")
+    complains(evalkit("ruler", "show", "nowhere", "--in", folder / "nothing"), 2, "nowhere")
     run = made(folder, settings={"lengths": (300,), "samples": 1})
     assert run.manifest["not_built"] and "niah_single_2" in run.manifest["not_built"][0]
-    assert "(1 of 13)" in run.stored["lengths"][0]["name"] or len(run.stored["tasks"]) > 1
+    assert run.stored["averages"][0]["name"] == f"300 ({len(run.stored['tasks'])} of 13)"
     assert all(line in evalkit(*common, "--lengths", "300").out for line in run.manifest["not_built"])
 
 
@@ -207,14 +212,23 @@ def test_means_of_lengths() -> None:
     rng = np.random.default_rng(0)
     rows = [
         {"task": f"{task}@{length // 1024}k", "length": length, "score": float(rng.random() < share), "choice": 0.0,
-         "bits_per_byte": 1.0, "chance": 0.125}
-        for length, share in ((4096, 1.0), (8192, 0.86), (16384, 0.2)) for task in ("a", "b") for _ in range(50)
+         "bits_per_byte": 1.0, "chance": 0.125, "source": str(number)}
+        for length, share in ((4096, 0.99), (8192, 0.86), (16384, 0.2)) for task in ("a", "b") for number in range(50)
     ]  # fmt: skip
     stored = results_of(pd.DataFrame(rows), 2)
     assert (stored["effective"]["low"], stored["effective"]["high"]) == (4096, 8192)
     assert [average["name"] for average in stored["averages"]] == ["4k", "8k", "16k", "Average"]
-    assert [part["name"] for part in results_of(pd.DataFrame(rows), 3)["lengths"]] == [
-        "4k (2 of 3)", "8k (2 of 3)", "16k (2 of 3)"]  # fmt: skip
+    names = ["4k (2 of 3)", "8k (2 of 3)", "16k (2 of 3)", "Average (6 of 9)"]
+    assert [average["name"] for average in results_of(pd.DataFrame(rows), 3)["averages"]] == names
+    # The same questions at two lengths are one sample: their errors add; those of other tasks are independent
+    for task, errors in (("qa_1", "sum"), ("vt", "root of squares")):
+        twice = pd.DataFrame(
+            [row | {"task": f"{task}@{row['length'] // 1024}k"} for row in rows if row["length"] < 9999]
+        )
+        stored = results_of(twice, 1)
+        one, two = (part["stderr"] for part in stored["tasks"])
+        expected = one + two if errors == "sum" else math.hypot(one, two)
+        assert stored["averages"][-1]["stderr"] == pytest.approx(expected / 2)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from evalkit.benchmarks.ruler.data import TASKS, RulerData
-from evalkit.benchmarks.ruler.samples import SampleMaker
+from evalkit.benchmarks.ruler.samples import samples
 from evalkit.models.loading.locate import silent
 from tests.benchmarks.ruler.wheels import environment, generated
 
@@ -41,18 +41,17 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"gpt": folder / "gpt", "llama": folder / "llama"}
 
 
-def maker(folder: Path, seed: int = 42) -> SampleMaker:
+def same(wheel: Any, folder: Path, task: str, length: int, template: str, count: int) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    return SampleMaker(
-        RulerData(silent), seed, lambda text: len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
-    )
 
+    def size(text: str) -> int:
+        return len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
 
-def same(wheel: Any, folder: Path, task: str, length: int, template: str, samples: int) -> None:
-    made = maker(folder).samples(RulerData(silent).tasks(template)[task], length)
-    expected = generated(*wheel, folder, task, length, template, samples)
-    assert len(expected) == samples
-    for sample, theirs in zip(islice(made, samples), expected, strict=True):
+    data = RulerData(silent)
+    made = samples(data, data.tasks(template)[task], length, 42, size)
+    expected = generated(*wheel, folder, task, length, template, count)
+    assert len(expected) == count
+    for sample, theirs in zip(islice(made, count), expected, strict=True):
         assert sample.text == theirs["input"]
         assert list(sample.references) == theirs["outputs"] and sample.length == theirs["length"]
 
