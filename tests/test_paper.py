@@ -191,7 +191,7 @@ def test_a_checkpoint_of_another_attention_than_its_name_is_reported(tmp_path: P
     for seed in range(len(names)):
         tiny_checkpoint(tmp_path / "checkpoints" / f"exp{seed}", window=1024, seed=seed)
     content = {"checkpoints": {name: f"checkpoints/exp{seed}" for seed, name in enumerate(names)},
-               "benchmarks": {"needle": {"lengths": [200], "depths": [50], "repeats": 1}}}  # fmt: skip
+               "benchmarks": {"needle": {"lengths": [300], "depths": [50], "repeats": 1}}}  # fmt: skip
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(content), "utf-8")
     said: list[str] = []
     plan_runs(read_study(tmp_path / "study.yaml"), said.append)

@@ -82,6 +82,6 @@ def test_its_columns_are_the_tables(place: Path, finished: evalkit.Run) -> None:
     write(place / "rows" / "qasper.jsonl", [record("qasper")])
     longbench = evalkit.evaluate(checkpoint, suite="longbench", tasks="qasper", data_dir=place / "rows", context="none")
     assert columns_after("`generations.parquet`") == columns_of(longbench.table("generations.parquet"))
-    settings = {"lengths": [200], "depths": [0], "repeats": 1}
+    settings = {"lengths": [300], "depths": [0], "repeats": 1}
     needle = evalkit.evaluate(checkpoint, suite="needle", settings=settings)
-    assert columns_after("`needles.parquet`") == columns_of(needle.table("needles.parquet"))
+    assert columns_after("`answers.parquet`") == columns_of(needle.table("answers.parquet"))

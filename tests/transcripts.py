@@ -93,7 +93,7 @@ def made_inputs() -> None:
     shutil.copy(ROOT / "examples" / "replication" / "layout.yaml", "replication.yaml")
     column = {"items": {"piqa": None, "boolq": "Bool & Q", "Average": "Avg."}}
     layout = {"caption": "Mine", "suite": "zeroshot8", "rows": [{"items": {"a": "A_1", "b": None}}]}
-    needle = {"suite": "needle", "lengths": [200], "depths": [0, 50], "repeats": 1}
+    needle = {"suite": "needle", "lengths": [300], "depths": [0, 50], "repeats": 1}
     choices = {"data_dir": "documents", "allow_unofficial_data": True, "tasks": ["piqa"], "token_budget": 128}
     trained = {"A": "first", "B": ["train/checkpoint-20", "train/checkpoint-100"]}
     study = {"output": "runs/study", "checkpoints": trained, "benchmarks": {"zeroshot8": choices, "needle": needle}}

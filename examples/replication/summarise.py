@@ -235,8 +235,8 @@ def needles(runs: dict[str, list[evalkit.Run]]) -> Iterator[Row]:
     """Yield the share of needles found at each length."""
     for name in MODELS:
         for run in runs[name]:
-            table = run.table("needles.parquet")
-            for length, found in table.groupby("length")["found"]:
+            table = run.table("answers.parquet")
+            for length, found in table.groupby("length")["score"]:
                 of = {"model": name, "seed": seed_of(run), "length": length}
                 yield {**of, "needles": len(found), "found": int(found.sum())}
 

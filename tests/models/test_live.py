@@ -52,7 +52,7 @@ def asked(documents: Path, tmp_path: Path) -> dict[str, Any]:
 
 
 def of_suite(suite: str, asked: dict[str, Any]) -> dict[str, Any]:
-    cells = {"suite": suite, "settings": {"lengths": (200,), "depths": (50,), "repeats": 1}}
+    cells = {"suite": suite, "settings": {"lengths": (300,), "depths": (50,), "repeats": 1}}
     common = {key: asked[key] for key in ("output", "progress")}
     return cells | common if suite == "needle" else asked | {"suite": suite}
 

@@ -191,7 +191,7 @@ def test_a_run_has_the_same_rows_and_says_what_was_where(
     suite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_checkpoint(tmp_path / "model", window=1024, layers=4)
-    options: dict[str, Any] = {"settings": {"lengths": (200,), "depths": (50,), "repeats": 1}}
+    options: dict[str, Any] = {"settings": {"lengths": (300,), "depths": (50,), "repeats": 1}}
     if suite == "zeroshot8":
         made_up(tmp_path / "documents", count=2)
         options = {"tasks": "piqa", "data_dir": tmp_path / "documents", "allow_unofficial_data": True}

@@ -25,7 +25,7 @@ CHECKPOINTS = {
 FOLDERS = ("vanilla", "intg-seed1", "intg-seed2", *(f"train/diff-seed1/checkpoint-{step}" for step in (5, 10, 20)),
            *(f"train/diff-seed2/checkpoint-{step}" for step in (5, 10)))  # fmt: skip
 ZS: dict[str, Any] = {"suite": "zeroshot8", "tasks": ["piqa", "boolq"], "limit": 5, "token_budget": 256}
-NEEDLE: dict[str, Any] = {"lengths": [200], "depths": [0, 50], "repeats": 1}
+NEEDLE: dict[str, Any] = {"lengths": [300], "depths": [0, 50], "repeats": 1}
 SETTINGS = {"device": "cpu", "dtype": "float32", "data_dir": "documents", "allow_unofficial_data": True}
 
 

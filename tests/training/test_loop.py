@@ -267,6 +267,6 @@ def test_modules_that_cannot_be_evaluated(folder: Path, documents: Path, tmp_pat
         with pytest.raises(error, match=noun):
             in_loop(given)(module, 1)
     with pytest.raises(UsageError, match="needle"):
-        needles = {"suite": "needle", "settings": {"lengths": [200], "depths": [50], "repeats": 1}}
+        needles = {"suite": "needle", "settings": {"lengths": [300], "depths": [50], "repeats": 1}}
         in_loop(needles | {name: given[name] for name in ("tokenizer", "output", "on_error")})(built("nano"), 1)
     assert in_loop(given | {"window": 1024})(no_window, 1)

@@ -167,18 +167,18 @@ def run_report(run: Run, rule: str | None = None, detail: bool = False) -> Repor
     """Return the tables of a run under a rule, or under all of them; and the summary of lengths."""
     if rule not in (None, *(rules := {run.kind: SCORE, CHOICE: CHOICE, BITS: BITS})):
         raise UnknownNameError(f"rule of run {run.folder}", str(rule), rules)
-    parts = [
-        Report((_by_task(run, score),), verdict=(_TITLES[score],))
-        for name, score in rules.items()
-        if rule in (None, run.kind, name)
-    ]
+    parts = []
+    for name, score in rules.items():
+        if rule in (None, run.kind, name):
+            is_grid = score == SCORE and run.kind != RULER
+            parts.append(_by_depth(run) if is_grid else Report((_by_task(run, score),), verdict=(_TITLES[score],)))
     if rule in (None, run.kind):
-        if run.kind != RULER:
-            parts.insert(0, _by_depth(run))
         parts.append(lengths_report([run], [run.model]))
     counts = sorted({task["n"] for task in run.stored["tasks"]})
     samples = "–".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-    notes = (*run.manifest.get("not_built", ()), f"{samples} samples a task and length", *about_run(run))
+    sources = {document["source"]: None for document in run.manifest["documents"].values()}
+    notes = (*run.manifest.get("not_built", ()), f"{samples} samples a task and length, {', '.join(sources)}")
+    notes += about_run(run)
     parts[-1] = parts[-1].with_notes(notes)
     records = [dict(task) for task in run.stored["tasks"]]
     return Report((), content=run_content(run), records=records, parts=tuple(parts))
