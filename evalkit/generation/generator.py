@@ -261,6 +261,7 @@ class Generator:
             inputs = {"use_cache": True, "past_key_values": cache, "position_ids": positions}
         forget_lengths(self._dynamic)
         ids = torch.from_numpy(np.concatenate([prompt.tokens[before : prompt.shared], answer[:-1]])[None])
+        inputs |= dict.fromkeys(self._last, len(answer))
         logits = self._model(input_ids=ids.to(self.device), **inputs).logits[0, -len(answer) :]
         targets = torch.from_numpy(answer).to(logits.device)[:, None]
         total = float(logits.float().log_softmax(-1).gather(-1, targets).double().sum())
