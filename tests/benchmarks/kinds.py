@@ -42,7 +42,7 @@ KINDS = {
         500, {"Qasper"}, {"data_dir": Path("rows"), "context": "none", "tasks": "qasper"}, {"max_prompt_tokens": 300}
     ),
     "ruler": Kind(400, {"niah_multikey_2@1k"}, {"tasks": ("niah_multikey_2",)}, {"lengths": (1024,), "samples": 4}),
-    "needle": Kind(400, {"needle"}, {}, {"lengths": (300, 400), "depths": (0, 50), "repeats": 1}),
+    "needle": Kind(400, {"needle@300", "needle@400"}, {}, {"lengths": (300, 400), "depths": (0, 50), "repeats": 1}),
     "attention": Kind(None, LABELS, CHOICES | {"sample": 7}, {"measures": ("bos", "entropy", "similarity")}),
     "perplexity": Kind(128, {"lines"}, {}, {"text": Path("lines.jsonl"), "stride": 100}),
     "copying": Kind(60, {"Copying"}, {}, {"lists": 12}),

@@ -81,7 +81,7 @@ def test_a_run_is_found_by_whatever_names_it_alone(
     (tmp_path / "checkpoint").mkdir()
     cases: list[tuple[str, Path, type[EvalkitError]]] = [
         ("nmae", root, UnknownNameError),
-        ("model", tmp_path / "elsewhere", UnknownNameError),
+        ("model", tmp_path / "elsewhere", UsageError),
         (" ", root, UsageError),
         (str(tmp_path / "checkpoint"), root, RunError),
         (LONG, root, UnknownNameError),
