@@ -67,6 +67,7 @@ def noise(tmp_path: Path, evalkit: Command) -> Callable[..., dict[str, Any]]:
     return run
 
 
+@pytest.mark.slow
 def test_components_of_right_and_wrong_answers(tmp_path: Path, noise: Callable[..., dict[str, Any]]) -> None:
     """Of arc_easy, whose documents are independent, each component by its definition with numpy."""
     path, answers = made_study(tmp_path)
@@ -120,6 +121,7 @@ def test_what_is_printed(tmp_path: Path, evalkit: Command, noise: Callable[..., 
     assert drawn.code == 0 and "signal / seeds" in (tmp_path / "noise.svg").read_text()
 
 
+@pytest.mark.slow
 def test_decisions_hold_at_the_larger_size(tmp_path: Path, noise: Callable[..., dict[str, Any]]) -> None:
     """Both sizes order a below b, by means over their last checkpoints; and not if counterparts are exchanged."""
     path, answers = made_study(tmp_path)
@@ -147,6 +149,7 @@ def test_one_seed_says_nothing_about_seeds(tmp_path: Path, evalkit: Command) -> 
     assert outcome.code == 0 and "between seeds" not in outcome.out and "needs seeds" in outcome.out
 
 
+@pytest.mark.slow
 def test_seeds_and_steps_that_a_model_lacks_are_left_out(
     tmp_path: Path, evalkit: Command, noise: Callable[..., dict[str, Any]]
 ) -> None:
@@ -172,12 +175,14 @@ def test_what_noise_needs(tmp_path: Path, evalkit: Command) -> None:
     complains(evalkit("noise", path, "--last", 2, "--outcome", "f1"), 2, "f1")
 
 
+@pytest.mark.slow
 def test_noise_needs_no_torch(tmp_path: Path) -> None:
     path, _ = made_study(tmp_path, seeds=(1, 2))
     command = f"cli.main(['noise', {str(path)!r}, '--last', '2'], standalone_mode=False)"
     assert heavy_after(f"from evalkit.cli.root import cli\n{command}") <= {"pandas"}
 
 
+@pytest.mark.slow
 def test_means_over_the_last_checkpoints_are_sides(tmp_path: Path, evalkit: Command) -> None:
     """Differences are of means over checkpoints; errors are over documents of these, or between seeds' means."""
     path, answers = made_study(tmp_path)

@@ -21,6 +21,7 @@ from evalkit.studies.study import save_record
 from evalkit.studies.study_file import read_study
 from tests.cli.conftest import Command, complains
 from tests.comparison.made import compared, make_run, scores_of
+from tests.marks import fast
 from tests.printed import printed
 from tests.studies.made import changed, write_study
 
@@ -105,6 +106,7 @@ def test_the_seeds_that_the_replication_needs(
         assert found is not None and found == pytest.approx(needed, rel=0.04, abs=1)
 
 
+@pytest.mark.slow
 def test_a_plan_of_pairs(evalkit: Command, pairs: Any) -> None:
     _, sides = pairs
     groups = [f"--group={name}={','.join(map(str, runs))}" for name, runs in zip("ab", sides, strict=True)]
@@ -118,7 +120,7 @@ def test_a_plan_of_pairs(evalkit: Command, pairs: Any) -> None:
     complains(evalkit("plan", "--accuracy", 40, "--pair-seeds"), 2, "--pair-seeds")
 
 
-@pytest.mark.parametrize("declared_before", [True, False])
+@pytest.mark.parametrize("declared_before", fast([True], [True, False]))
 def test_a_study_declares_pairs(evalkit: Command, pairs: Any, tmp_path: Path, declared_before: bool) -> None:
     """In its file; its records say whether a run had results by then, and do not change afterwards."""
     _, (a, b) = pairs

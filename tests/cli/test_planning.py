@@ -96,6 +96,7 @@ def test_two_sides_and_their_outcomes(evalkit: Command, tmp_path: Path) -> None:
     assert "share of zeroshot8" in terminal and "5 % / tasks" in terminal
 
 
+@pytest.mark.slow
 def test_several_seeds(evalkit: Command, tmp_path: Path) -> None:
     names = {side: [three_tasks(tmp_path / "runs", f"{side}{seed}", share, seed=seed + 10 * (side == "b"))
                     for seed in range(1, 4)] for side, share in (("a", 0.4), ("b", 0.6))}  # fmt: skip

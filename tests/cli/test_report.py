@@ -20,6 +20,7 @@ from evalkit.studies.study import save_record
 from evalkit.studies.study_file import read_study
 from tests.cli.conftest import Command, complains
 from tests.comparison.made import finished_run
+from tests.marks import fast
 from tests.pages.test_contents import needles
 from tests.studies.made import write_study
 
@@ -109,7 +110,7 @@ def test_the_page_of_a_study(evalkit: Command, own_study: Path, page: str) -> No
     assert "How it was made" not in "".join(parts[chapter] for chapter in chapters[:4])
 
 
-@pytest.mark.parametrize("rule", [None, "acc_norm"])
+@pytest.mark.parametrize("rule", fast([None], [None, "acc_norm"]))
 def test_averages_over_seeds_are_those_of_the_studys_table(
     rule: str | None, evalkit: Command, own_study: Path, page: str
 ) -> None:

@@ -87,6 +87,7 @@ def test_wrong_documents_the_surest_mistakes_first(evalkit: Command, finished: R
         assert right["count"] == 6 - len(wrong)
 
 
+@pytest.mark.slow
 def test_documents_that_another_run_decides_otherwise(evalkit: Command, finished: Run, second: Run) -> None:
     a, b = (decide(run.scores, find_rule("acc")) for run in (finished, second))
     keys = ["task", "subtask", "doc_id"]
@@ -226,6 +227,7 @@ def test_figures_that_cannot_be_drawn_are_left_out(evalkit: Command, tmp_path: P
     complains(evalkit("figure", "--all", run.folder, "-o", "other", "--layers", "7"), 2)
 
 
+@pytest.mark.slow
 def test_figures_of_a_study(evalkit: Command, tmp_path: Path) -> None:
     """Of two models, one with two seeds, and a third without a run."""
     checkpoints = {"base": "gone/base", "intg": ["gone/intg-1", "gone/intg-2"], "new": "gone/new"}
@@ -275,6 +277,7 @@ def test_all_figures_of_the_paper(evalkit: Command, tmp_path: Path) -> None:
     complains(evalkit("figure", "summary", a, "--paper"), 2)
 
 
+@pytest.mark.slow
 def test_figures_of_groups_are_of_seeds(evalkit: Command, tmp_path: Path) -> None:
     a, b, c = (made_run(tmp_path, f"models/{name}", documents=2).folder for name in "abc")
     outcome = evalkit("figure", "entropy", a, "--group", f"pair={b},{c}")

@@ -120,6 +120,7 @@ def changed(root: Path, model: str, change: Any) -> Path:
     return make_run(root, tables, model=model)
 
 
+@pytest.mark.slow
 def test_outcomes_that_contradict_are_rounding_or_of_letters(tmp_path: Path) -> None:
     a = make_run(tmp_path, likelihoods(), model="a")
 
@@ -362,6 +363,7 @@ def test_lower_is_better(plugin: None, tmp_path: Path, shift: float, verdict: st
     assert " points" not in printed(comparison_report([comparison]))
 
 
+@pytest.mark.slow
 def test_layers_of_which_neither_direction_is_better(plugin: None, tmp_path: Path) -> None:
     noise = np.random.default_rng(3).normal(0, 1, (2, DOCUMENTS))
     a = copier(tmp_path, "step1", lead_0=drawn(1), lead_1=drawn(2), lead_2=drawn(3))

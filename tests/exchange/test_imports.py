@@ -273,6 +273,7 @@ def test_the_template_and_the_sample_of_evalkits_logs_are_kept(
     assert imported(paths, "model")[0].manifest["template"] == "logged"
 
 
+@pytest.mark.slow
 def test_the_task_with_all_of_mmlus_subjects(
     checkpoint: Path, ours: Run, library: Library, pinned_log: list[Path], imported: Importer, tmp_path: Path
 ) -> None:

@@ -332,6 +332,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_a_process_without_evalkit_gives_the_same_logits(tmp_path: Path, words: str) -> None:
     folders = []
     for attention, backbone in (("integral", "gpt_neox"), ("differential", "qwen2"), ("cog", "llama")):

@@ -339,6 +339,7 @@ def test_prompts_are_the_texts_that_were_scored(checkpoint: Path, documents: Pat
                 assert shown == [option.strip() for option in text.options]
 
 
+@pytest.mark.slow
 def test_two_analyses_of_a_model_are_no_seeds(tmp_path: Path) -> None:
     """Of two benchmarks of a study, whose sides have the same name, figures show a line each."""
 

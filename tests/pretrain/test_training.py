@@ -136,6 +136,7 @@ def test_the_checkpoint_loads(shared: Path, tmp_path: Path) -> None:
     assert nats / (ids.shape[1] - 1) < before - 0.5
 
 
+@pytest.mark.slow
 def test_other_settings_or_text_in_the_same_folder(
     shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,6 +93,7 @@ def test_another_number_makes_it_so(
     assert holds(CLAIMS, tables | {table: with_cell(tables[table], model, measure, value)}, key)
 
 
+@pytest.mark.slow
 def test_what_holds_does_so_by_the_tables(tables: dict[str, Audited]) -> None:
     """Each claim on a table's numbers fails for some other number; those on sizes of tables depend on none."""
     [holding] = [section for section in audited(layout_names()).sections if plain(section.title) == HOLDS]

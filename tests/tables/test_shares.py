@@ -99,6 +99,7 @@ def test_layers_count_from_the_models_last(tmp_path: Path) -> None:
         of_runs(*low)
 
 
+@pytest.mark.slow
 def test_seeds_are_compared_with_every_baseline(tmp_path: Path, small: dict[str, Run]) -> None:
     """Shares of one seed: 40 % and 0 % of documents above two baselines; of the other: 100 % and 20 %."""
 

@@ -22,6 +22,7 @@ from evalkit.errors import RunError, UsageError
 from evalkit.reporting.figures import Size, line_look
 from evalkit.runs.folder import Run
 from tests.benchmarks.attention.made import made_run, sequence, whole_table, write_analysis
+from tests.marks import fast
 
 DOCUMENT = ["task", "subtask", "doc_id"]
 
@@ -263,6 +264,7 @@ def ticks(path: Path, axis: str) -> list[str]:
     return [(text.text or "").strip() for element in found for text in element.iter(f"{SVG}text")]
 
 
+@pytest.mark.slow
 def test_every_model_has_its_own_look(tmp_path: Path) -> None:
     runs = [made_run(tmp_path, f"models/m{model}-{seed}", documents=1) for model in range(12) for seed in range(2)]
     members = [AnalysedRun(f"m{n // 2} seed {n % 2}", run, (), f"m{n // 2}") for n, run in enumerate(runs)]
@@ -321,7 +323,7 @@ def test_notes_are_in_the_caption_and_on_request_below_the_figure(runs: list[Run
         write(figure, members, [path])
 
 
-@pytest.mark.parametrize(("size", "inches"), [("column", 3.3), ("page", 6.9)])
+@pytest.mark.parametrize(("size", "inches"), fast([("page", 6.9)], [("column", 3.3), ("page", 6.9)]))
 def test_sizes_of_print(runs: list[Run], tmp_path: Path, size: Size, inches: float) -> None:
     for name in ("bos", "categories", "heatmap"):
         members, paths = analysed(runs), [tmp_path / f"{name}.pdf", tmp_path / f"{name}.svg"]

@@ -221,6 +221,7 @@ def test_greedy_texts_are_lm_evals(kind: str, tokenizer: Any) -> None:
         assert stopped == texts_of(reference(loaded, 5), PROMPTS, settings)
 
 
+@pytest.mark.slow
 def test_settings_are_transformers(tokenizer: Any) -> None:
     loaded = loaded_model("llama", tokenizer)
     free = texts_of(Harness(loaded), PROMPTS[:9], GREEDY)

@@ -189,6 +189,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ..
     return calls
 
 
+@pytest.mark.slow
 def test_the_cache_has_what_lm_eval_built(documents: Path, built: list[Any]) -> None:
     """Types too: 1 is not 1.0 or True. Only what is missing is built."""
     suite, selection = load_suite("zeroshot8"), DocumentSample(3, 1)
@@ -199,6 +200,7 @@ def test_the_cache_has_what_lm_eval_built(documents: Path, built: list[Any]) -> 
     assert built == [("piqa", "boolq"), tuple(task for task in suite.tasks if task not in ("piqa", "boolq"))]
 
 
+@pytest.mark.slow
 def test_the_cache_has_nothing_else(
     documents: Path, tmp_path: Path, built: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

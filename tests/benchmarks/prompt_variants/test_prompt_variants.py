@@ -211,6 +211,7 @@ def test_each_prompt_has_the_scores_of_an_ordinary_run_with_it(
     assert of_prompt(varied, "order-DABC", "piqa").empty
 
 
+@pytest.mark.slow
 def test_few_shot_and_other_rules(run_of: Evaluate) -> None:
     """With an example and PMI, the unconditional scores too are those of an ordinary run."""
     changes: dict[str, Any] = {"tasks": ("mmlu",), "num_fewshot": 1, "rule": "pmi", "limit": 2, "token_budget": None}

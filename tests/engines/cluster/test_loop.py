@@ -210,6 +210,7 @@ def test_a_worker_that_never_starts_is_not_waited_for(
     assert states(outcomes) == ["failed" if what == "refused" else "finished"]
 
 
+@pytest.mark.slow
 def test_runs_that_differ_in_settings_without_effect_share_a_loaded_model(files: Path, tmp_path: Path) -> None:
     """As `context: none` has none. A worker stays with a checkpoint that is being planned."""
     jobs = [
@@ -245,6 +246,7 @@ def test_workers_that_never_start_well(files: Path, tmp_path: Path, monkeypatch:
         ray.run(jobs_of(files, tmp_path, models=1))
 
 
+@pytest.mark.slow
 def test_an_unexpected_error_ends_its_own_run_only(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +287,7 @@ def test_batches_that_come_twice_or_damaged(
     assert same(jobs, expected)
 
 
+@pytest.mark.slow
 def test_deadlines(files: Path, expected: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that does not load or compute in time is replaced; a batch that costs three workers ends its run."""
     monkeypatch.setattr(pool_module, "_LOADING_DEADLINE", 1.0)
@@ -310,6 +313,7 @@ def test_deadlines(files: Path, expected: Tables, tmp_path: Path, monkeypatch: p
     assert same(again, expected)
 
 
+@pytest.mark.slow
 def test_a_driver_that_was_stopped_does_not_blame_the_head(files: Path, tmp_path: Path) -> None:
     """After Ctrl-Z and fg, the last answer of the head is old until the thread that asks has asked again."""
     pools: list[WorkerPool] = []
@@ -326,6 +330,7 @@ def test_a_driver_that_was_stopped_does_not_blame_the_head(files: Path, tmp_path
     assert not any("has not answered" in line for line in progress.said)
 
 
+@pytest.mark.slow
 def test_a_head_that_is_lost_ends_the_run(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A single request that fails does not."""
     monkeypatch.setattr(pool_module, "_LOOK", 0.01)
@@ -365,6 +370,7 @@ class Disk:
         monkeypatch.setattr(os, "fsync", synced)
 
 
+@pytest.mark.slow
 def test_the_loop_does_not_wait_for_the_disk(
     files: Path, expected: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,6 +449,7 @@ def test_a_run_of_another_process_is_left_to_it(files: Path, tmp_path: Path) -> 
     assert states(outcomes) == ["in use", "finished"] and f"process {os.getpid()}" in outcomes[0].message
 
 
+@pytest.mark.slow
 def test_estimates_are_those_of_the_measured_seconds(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
