@@ -246,7 +246,9 @@ def run_figures(runs: Sequence[Run], names: Sequence[str], models: Sequence[str]
     figures = [RunFigure(f"{kind}-lengths", words, partial(draw_lengths, runs, names))]
     for run, name in zip(runs, names, strict=True):
         if len(_grid(run)):
-            shown = f"Single needles found in %, by length of the text and depth in it: {name}."
+            shown = (
+                f"Needles found in %, by length of the text and depth in it, of tasks with one right answer: {name}."
+            )
             figures.append(RunFigure(f"{kind}-depths-{run.manifest['id']}", shown, partial(draw_depths, run)))
     return figures
 

@@ -202,7 +202,10 @@ class _Variables(_Generator):
         self._letters, self.length, self.step = 3, 500, 5
         if start:  # a model's template is not part of the example; its end is the last word
             self.template = " ".join(self.task.template[start:].split()[:-1]) + self.task.prefix
-        sample = next(self.samples())
+        try:
+            sample = next(self.samples())
+        except CannotBuild as error:
+            raise CannotBuild("the prompt's solved example has more than 500 tokens") from error
         self._letters, self.length, self.step, self.template = 5, length, 10, template
         return f"{sample.text} {' '.join(sample.references)}\n\n"
 

@@ -22,7 +22,6 @@ from evalkit.errors import RunError, UsageError
 from evalkit.reporting.figures import Size, line_look
 from evalkit.runs.folder import Run
 from tests.benchmarks.attention.made import made_run, sequence, whole_table, write_analysis
-from tests.marks import fast
 
 DOCUMENT = ["task", "subtask", "doc_id"]
 
@@ -323,7 +322,7 @@ def test_notes_are_in_the_caption_and_on_request_below_the_figure(runs: list[Run
         write(figure, members, [path])
 
 
-@pytest.mark.parametrize(("size", "inches"), fast([("page", 6.9)], [("column", 3.3), ("page", 6.9)]))
+@pytest.mark.parametrize(("size", "inches"), [pytest.param("column", 3.3, marks=pytest.mark.slow), ("page", 6.9)])
 def test_sizes_of_print(runs: list[Run], tmp_path: Path, size: Size, inches: float) -> None:
     for name in ("bos", "categories", "heatmap"):
         members, paths = analysed(runs), [tmp_path / f"{name}.pdf", tmp_path / f"{name}.svg"]
