@@ -186,6 +186,14 @@ def test_runs_are_printed_drawn_and_compared(folder: Path, evalkit: Command, tmp
         assert metrics[0].name == name and len(metrics) == len(FEW) * (3 if rule is None else 1)
 
 
+def test_questions_at_two_lengths_are_one_sample(folder: Path) -> None:
+    """Of the average difference their standard errors add: (SE + SE) / 2. Those of other tasks are independent."""
+    for task, sums in (("qa_1", sum), ("niah_multikey_2", lambda errors: math.hypot(*errors))):
+        settings = {"lengths": (1536, 2048), "samples": 4, "tasks": (task,)}
+        compared = compare(made(folder, "model0", settings), made(folder, "model1", settings), rule="bits_per_byte")
+        assert compared.average.stderr == pytest.approx(sums([line.stderr for line in compared.tasks]) / 2)
+
+
 def test_what_cannot_be_made_is_said(folder: Path, evalkit: Command) -> None:
     """Texts are never cut: lengths beyond the window are refused, and tasks without samples of a length named."""
     common = ("ruler", folder / "model0", "--output", folder / "runs", "--samples", 1)
