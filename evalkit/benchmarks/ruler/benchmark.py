@@ -245,7 +245,7 @@ class _Maker:
         documents = cached_documents([*self._key, name, length], lambda: self._made(name, length))
         if (longest := max(document.tokens for document in documents)) > context:
             raise CannotBuild(
-                f"a prompt and its answer have {longest:,} tokens, and the context window has {context:,}"
+                f"a prompt and its answer have {longest:,} tokens, the context window {context:,} (--context)"
             )
         digest = hashlib.sha256(json.dumps(documents).encode()).hexdigest()
         return TaskDocuments(documents, f"{WHEELS[0]}, seed {self._request.seed}", digest)
@@ -300,6 +300,6 @@ def _lengths(requested: Sequence[int], context: int) -> list[int]:
     if not lengths or not all(1 <= length <= context for length in lengths):
         raise UsageError(
             f"--lengths {','.join(map(str, requested)) or 'by default'}: the model's context window is {context} "
-            "tokens, and texts are not cut; give shorter ones, or a longer --context"
+            "tokens, and texts are not cut; give shorter lengths, or a longer --context"
         )
     return lengths

@@ -142,7 +142,7 @@ class Haystack:
                 break
             best, fit, room = text, number, ends[number] + case.length - tokens
         if not fit:
-            raise UsageError(f"--lengths {case.length}: no room for a needle and a sentence; give longer ones")
+            raise UsageError(f"--lengths {case.length}: no room for a needle and a sentence; give longer lengths")
         return best
 
 
