@@ -56,20 +56,14 @@ class LiveSpec(ModelSpec):
     state: State | None = None
     """What identifies its weights, if processes have agreed on it; None: `identity`."""
 
-    def digests(self) -> State:
-        """Return names and digests of the weights; of a sharded model, of this process's shards."""
+    def identity(self, say: Say, digests: Sequence[str] = ()) -> State:
+        """Return names and digests that identify the weights; given are the `state_digest`s of several processes."""
         is_called = isinstance(self.module, CalledModel)
-        saved = () if is_called or not self.stock else saved_weights(self.module, self.folder)
-        return saved or (("state", state_digest(self.module)),)
-
-    def identity(self, say: Say, states: Sequence[State]) -> State:
-        """Return what identifies the weights, given the `digests` of each process."""
-        state = states[0]
-        if isinstance(self.module, CalledModel) and self.module.is_sharded and len(states) > 1:
-            shards = " ".join(digest for own in states for _, digest in own)
-            state = (("state", hashlib.sha256(shards.encode()).hexdigest()),)
-        elif len(set(states)) > 1:
+        if len(set(digests)) > 1 and not (is_called and self.module.is_sharded):
             raise CheckpointError(f"{self.model}: weights or buffers differ between the processes of the training")
+        saved = () if is_called or not self.stock else saved_weights(self.module, self.folder)
+        of_all = hashlib.sha256(" ".join(digests).encode()).hexdigest() if len(set(digests)) > 1 else ""
+        state = saved or (("state", of_all or state_digest(self.module)),)
         if not self.stock:
             say(
                 f"{self.model}: has hooks, another forward or changed attributes, which no fingerprint covers; this "
@@ -87,7 +81,7 @@ class LiveSpec(ModelSpec):
         return replace(self, dtype=dtype, device=str(self.module.device))
 
     def locate(self, say: Say = silent) -> Checkpoint:
-        state = self.state or self.identity(say, [self.digests()])
+        state = self.state or self.identity(say)
         checkpoint = Checkpoint(given=self.model, kind="live", folder=self.folder, state=state, saved_as=self.saved_as)
         check_causal(checkpoint, checkpoint.config())
         return checkpoint

@@ -39,6 +39,7 @@ from evalkit.models.called import CalledModel
 from evalkit.models.live import LiveSpec, live_model
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import ModelSpec
+from evalkit.models.module_state import state_digest
 from evalkit.paths import replace_file, temporary_folder
 from evalkit.runs.finding import folder_name, list_runs
 from evalkit.runs.folder import Run, specification_id
@@ -284,10 +285,13 @@ class InLoop:
         spec = ranks.agree(lambda: stack.enter_context(live))
         if isinstance(spec.module, CalledModel):
             spec = ranks.agree(spec.probed, spec.module.fill)
-        states, config = ranks.all(ranks.agree(spec.digests)), spec.folder / "config.json"
-        # In other processes it may name another device
+        # The digest of a single process has nothing to be compared with
+        digests = ranks.all(ranks.agree(lambda: state_digest(spec.module))) if ranks.size > 1 else ()
+        spec = replace(spec, state=ranks.from_main(lambda: spec.identity(self._progress.say, digests)))
+        # Of the main process: in others it may name another device
+        config = spec.folder / "config.json"
         config.write_bytes(ranks.from_main(config.read_bytes))
-        return replace(spec, state=ranks.from_main(lambda: spec.identity(self._progress.say, states)))
+        return spec
 
     def _sample(self, ranks: Ranks, spec: LiveSpec, share: float, step: int, began: float) -> int | None:
         """Return the documents of each task that fit into the budget; None if no step has been timed yet.

@@ -302,19 +302,19 @@ def test_a_budget_bounds_all_of_an_evaluation(
 ) -> None:
     """With the hash of the weights, on a clock that advances by it and by each document; never more than there are."""
     clock, hashing = SimpleNamespace(now=0.0), 3.0
-    compute, digests = Scoring.compute, LiveSpec.digests
+    compute, identity = Scoring.compute, LiveSpec.identity
 
     def slowly(computer: Any, batch: Any) -> Any:
         clock.now += slow * batch.documents
         return compute(computer, batch)
 
-    def hashed(spec: Any) -> Any:
+    def hashed(*given: Any) -> Any:
         clock.now += hashing
-        return digests(spec)
+        return identity(*given)
 
     monkeypatch.setattr("evalkit.studies.loop.time.monotonic", lambda: clock.now)
     monkeypatch.setattr(Scoring, "compute", slowly)
-    monkeypatch.setattr(LiveSpec, "digests", hashed)
+    monkeypatch.setattr(LiveSpec, "identity", hashed)
     inloop = in_loop(asked(documents, tmp_path / "runs", folder, every=10, budget="5%", tasks=["piqa"]))
     inloop(built("nano"), 0)
     clock.now += 10 * 8.0

@@ -162,6 +162,8 @@ def test_an_evaluation_anywhere_in_a_sharded_training(folder: Path, documents: P
         job("first", "vanilla", "fsdp", 2, given | {"every": 4}, first=True),
         job("between", "vanilla", "fsdp", 2, given | {"output": str(tmp_path / "between")}, between=True),
         job("budget", "nano", "fsdp", 4, given | {"output": str(tmp_path / "budget"), "every": 2, "budget": "50%"}),
+        # Its config names the device of the process
+        job("device", "nano", "ddp", 0, given | {"output": str(tmp_path / "device")}, differs=True),
     ]
     done = launch(tmp_path / "jobs", jobs)
     assert done.returncode == 0, done.stderr
