@@ -19,12 +19,12 @@ _COMPILED = "_orig_mod"
 _WRAPPED = "_original_forward"
 
 
-def compiled(module: Any) -> Any | None:
-    """Return the original module of one that `torch.compile` returned; None for any other module.
+def uncompiled(module: Any) -> Any:
+    """Return the original module of one that `torch.compile` returned; any other module is returned as it is.
 
     torch documents no way to get it from the compiled module.
     """
-    return dict(module.named_children()).get(_COMPILED)
+    return dict(module.named_children()).get(_COMPILED, module)
 
 
 def is_wrapped_by_accelerate(module: Any) -> bool:
@@ -46,7 +46,7 @@ def unwrap_forward(module: Any, keep_autocast: bool = False) -> None:
     """
     own = vars(module)
     own.pop("_compiled_call_impl", None)
-    if (inner := compiled(module)) is not None:
+    if (inner := uncompiled(module)) is not module:
         own["forward"] = inner.__call__
     if not keep_autocast and (original := own.pop(_WRAPPED, None)):
         own["forward"] = original

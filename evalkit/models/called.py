@@ -21,7 +21,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from evalkit.compatibility.torch import compiled, end_forward, hooks_of
+from evalkit.compatibility.torch import end_forward, hooks_of, uncompiled
 from evalkit.compatibility.transformers import is_of_gradients, select_attention
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.models.loading.files import WINDOW_KEYS
@@ -47,14 +47,6 @@ class WholeLogits(torch.nn.Identity):
         self.weight = like.new_empty((), dtype=dtype).expand(vocabulary, vocabulary)
 
 
-class _LogitsModel(torch.nn.Module):
-    """Base model whose `last_hidden_state` are logits."""
-
-    def __init__(self, states: Callable[..., Any]) -> None:
-        super().__init__()
-        self.forward = states
-
-
 class CalledModel(torch.nn.Module):
     """See the module. `before` is called before each forward pass of a sharded module: processes keep in step by it.
 
@@ -67,8 +59,7 @@ class CalledModel(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, window: int | None, before: Callable[[], object]) -> None:
         super().__init__()
         self.module: Any = module
-        inner = compiled(module)
-        self.inner: Any = module if inner is None else inner
+        self.inner = uncompiled(module)
         self.is_sharded = is_sharded(module)
         self._before = before
         self.takes_masks = isinstance(self.inner, PreTrainedModel)
@@ -77,7 +68,8 @@ class CalledModel(torch.nn.Module):
         """Known once `probe` has run."""
         self.device = next(module.parameters()).device
         self.config = self.inner.config if self.takes_masks else _described(self.inner, window)
-        self.base_model = _LogitsModel(self.states)
+        self.base_model: Any = torch.nn.Module()
+        self.base_model.forward = self.states
 
     @property
     def dtype(self) -> torch.dtype:

@@ -21,7 +21,7 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from transformers import PreTrainedModel
 
-from evalkit.compatibility.torch import compiled, policies_of, unwrap_forward
+from evalkit.compatibility.torch import policies_of, uncompiled, unwrap_forward
 from evalkit.compatibility.transformers import attention_of, quiet
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UsageError, reading_as
@@ -201,13 +201,11 @@ def _set_attention(name: str, module: Any, attention: str) -> None:
 
 def unwrapped(model: Any, any_module: bool = False) -> Any:
     """Return the transformers model inside the wrappers of DDP, DataParallel and torch.compile, or any module."""
-    module = model
-    while isinstance(module, torch.nn.Module) and not isinstance(module, PreTrainedModel):
-        inner = module.module if isinstance(module, (DistributedDataParallel, DataParallel)) else compiled(module)
-        if any_module and (inner is None or is_sharded(module)):
-            return module
-        module = inner
-    if module is None or not isinstance(module, PreTrainedModel):
+    module, outer = model, None
+    while module is not outer and isinstance(module, torch.nn.Module) and not isinstance(module, PreTrainedModel):
+        is_parallel = isinstance(module, (DistributedDataParallel, DataParallel))
+        outer, module = module, module.module if is_parallel else module if is_sharded(module) else uncompiled(module)
+    if not isinstance(module, torch.nn.Module if any_module else PreTrainedModel):
         raise UsageError(
             f"model is a {type(model).__module__}.{type(model).__qualname__}; expected a checkpoint folder, a hub "
             "name, a GGUF file, 'demo', or a transformers.PreTrainedModel, into which adapters are merged"

@@ -26,8 +26,16 @@ import xxhash
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
-from evalkit.compatibility.torch import compiled, hooks_of, is_wrapped_by_accelerate, reshard, shard_of, unsaved_buffers
+from evalkit.compatibility.torch import (
+    hooks_of,
+    is_wrapped_by_accelerate,
+    reshard,
+    shard_of,
+    uncompiled,
+    unsaved_buffers,
+)
 from evalkit.compatibility.transformers import is_of_gradients, quiet, saving_weights_with
+from evalkit.models.loading.fingerprint import stable
 
 _TRAINING = ("training", "gradient_checkpointing")
 _Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
@@ -35,8 +43,7 @@ _Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 
 def class_of(module: Any) -> type:
     """Return the class of a module that may be compiled, or sharded by a class that derives from it."""
-    inner = module if compiled(module) is None else compiled(module)
-    return next(kind for kind in type(inner).__mro__ if not issubclass(kind, FSDPModule))
+    return next(kind for kind in type(uncompiled(module)).__mro__ if not issubclass(kind, FSDPModule))
 
 
 def is_stock(module: Any) -> bool:
@@ -86,31 +93,29 @@ def attributes_digest(module: Any) -> str:
     """Hash the public attributes of all modules: numbers, texts, tensors, and containers and configs of these."""
     seen = set[int]()
 
-    def is_config(value: Any) -> bool:
-        is_record = is_dataclass(value) or isinstance(value, (SimpleNamespace, Namespace))
-        return is_record and not isinstance(value, type)
-
     def plain(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return _content_digest(value)
         if isinstance(value, (Mapping, PreTrainedConfig)):
-            return dict(value) if isinstance(value, Mapping) else value.to_dict()
+            return stable(dict(value) if isinstance(value, Mapping) else value.to_dict())
         if isinstance(value, (Set, Sequence)):
             return sorted(map(str, value)) if isinstance(value, Set) else [*value]
         # Many modules may have the same config, which may refer to itself
-        if is_config(value) and id(value) not in seen:
+        is_config = isinstance(value, (SimpleNamespace, Namespace)) or is_dataclass(value)
+        if is_config and not isinstance(value, type) and id(value) not in seen:
             seen.add(id(value))
             return vars(value) if hasattr(value, "__dict__") else str(value)
         is_constant = isinstance(value, (Enum, torch.dtype))
         return str(value if is_constant else getattr(value, "__qualname__", type(value).__qualname__))
 
     attributes = {
-        name: {key: value for key, value in vars(part).items() if key not in _TRAINING and not key.startswith("_")}
+        f"{name}\t{key}": value
         for name, part in module.named_modules()
+        for key, value in stable(vars(part)).items()
+        if key not in _TRAINING and not key.startswith("_")
     }
-    return hashlib.sha256(
-        json.dumps(attributes, default=plain, skipkeys=True, check_circular=False).encode()
-    ).hexdigest()
+    text = json.dumps(attributes, default=plain, skipkeys=True, check_circular=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @contextmanager
