@@ -166,7 +166,7 @@ def why_not_callable(module: Any) -> str:
     parameters = list(module.parameters())
     kinds = {type(part).__name__ for part in (*module.modules(), *parameters)}
     if kinds & {"FullyShardedDataParallel", "ShardedTensor"}:
-        return "is sharded by FullyShardedDataParallel; use fully_shard (FSDP2)"
+        return "is sharded by FullyShardedDataParallel; use fully_shard (FSDP2), or save it whole"
     if any(hasattr(parameter, "ds_id") for parameter in parameters):
         return "is sharded by DeepSpeed ZeRO-3; use fully_shard, or evaluate its checkpoints: evalkit run --watch"
     if not parameters or any(parameter.is_meta for parameter in parameters):

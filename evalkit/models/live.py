@@ -40,8 +40,6 @@ from evalkit.models.module_state import class_of, is_stock, preserved, saved_wei
 from evalkit.paths import temporary_folder
 
 _DEVICES = ("cpu", "cuda", "mps")
-_SHARDED = {"FullyShardedDataParallel", "DTensor", "ShardedTensor"}
-"""Class names of modules and parameters that are sharded over processes."""
 _ADAPTED = "peft."
 State: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -214,22 +212,17 @@ def unwrapped(model: Any, any_module: bool = False) -> Any:
 
 
 def _why_unsupported(module: Any) -> str:
-    parts, parameters = list(module.modules()), list(module.parameters())
-    kinds = {type(part).__name__ for part in (*parts, *parameters)}
-    sharded = kinds & _SHARDED or {"DeepSpeed ZeRO-3" for parameter in parameters if hasattr(parameter, "ds_id")}
-    if sharded:
-        return f"is sharded over processes ({min(sharded)}); call evalkit.InLoop in all of them, or save it whole"
+    if is_sharded(module):
+        return "is sharded over processes; call evalkit.InLoop in all of them, or save it whole"
     if getattr(module, "is_quantized", False) or getattr(module.config, "quantization_config", None):
         return "is quantised; quantised models are evaluated from files only; give the checkpoint folder"
-    tensors = [*parameters, *module.buffers()]
+    tensors = [*module.parameters(), *module.buffers()]
     hooked = {str(device) for device in getattr(module, "hf_device_map", {}).values()}
     devices = sorted(hooked if len(hooked) > 1 or hooked == {"disk"} else {str(tensor.device) for tensor in tensors})
-    if "meta" in devices:
-        return "has weights without data (device meta); load them first"
     if len(devices) != 1 or devices[0].partition(":")[0] not in _DEVICES:
         return f"is on {', '.join(devices)}; evaluate its folder, or move it to one of {', '.join(_DEVICES)}"
     if str(module.dtype).removeprefix("torch.") not in DTYPES:
         return f"computes in {module.dtype}; expected {', '.join(DTYPES)}"
     if module.get_output_embeddings() is None:
         return f"{type(module).__name__} has no output head; give a causal language model"
-    return ""
+    return why_not_callable(module)

@@ -122,10 +122,12 @@ def train(
     rank: int = 0,
     evaluates: Callable[[nn.Module, int], dict[str, float]] | None = None,
     between: bool = False,
+    unsynced: bool = False,
 ) -> tuple[dict[str, Any], dict[int, dict[str, float]]]:
     """Train; return all state that a further update depends on, and what evaluations returned.
 
-    Gradients add up over two backward passes; an evaluation is after an update, or `between` the two.
+    Gradients add up over two backward passes, of which the first is `unsynced` in sharded models; an evaluation is
+    after an update, or `between` the two.
     """
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -134,6 +136,8 @@ def train(
     logged, losses = {}, []
     for step in range(1, steps + 1):
         for part in range(2):
+            if unsynced:
+                model.set_requires_gradient_sync(part == 1)  # type: ignore[operator]
             loss = loss_of(model, torch.randint(VOCABULARY, (2, 24), device=device))
             loss.backward()
             losses.append(float(loss.detach()))
@@ -257,7 +261,8 @@ def run_job(job: dict[str, Any], folder: Path) -> None:
         if job["steps"]:
             if job.get("first") and inloop is not None:
                 inloop(model, 0)
-            state, logged = train(model, job["steps"], rank, inloop, job.get("between", False))
+            options = {name: job.get(name, False) for name in ("between", "unsynced")}
+            state, logged = train(model, job["steps"], rank, inloop, **options)
             torch.save(state, folder / f"{job['name']}-{rank}.pt")
         elif inloop is not None:
             logged = {0: inloop(model, 0)}
