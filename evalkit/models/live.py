@@ -212,6 +212,8 @@ def unwrapped(model: Any, any_module: bool = False) -> Any:
 
 
 def _why_unsupported(module: Any) -> str:
+    if why := why_not_callable(module):
+        return why
     if is_sharded(module):
         return "is sharded over processes; call evalkit.InLoop in all of them, or save it whole"
     if getattr(module, "is_quantized", False) or getattr(module.config, "quantization_config", None):
@@ -225,4 +227,4 @@ def _why_unsupported(module: Any) -> str:
         return f"computes in {module.dtype}; expected {', '.join(DTYPES)}"
     if module.get_output_embeddings() is None:
         return f"{type(module).__name__} has no output head; give a causal language model"
-    return why_not_callable(module)
+    return ""
