@@ -109,7 +109,9 @@ class CalledModel(torch.nn.Module):
             shape = tuple(getattr(logits, "shape", ()))
             if len(shape) == 3 and shape[:2] == (1, 2):
                 # Of weights that are kept on the CPU, logits are where they are computed
-                coarsest = max((*dtypes, logits.dtype), key=lambda dtype: torch.finfo(dtype).eps)
+                # Products in 8 bits have results, and sums, of more
+                kinds = (dtype for dtype in (*dtypes, logits.dtype) if dtype.itemsize > 1)
+                coarsest = max(kinds, key=lambda dtype: torch.finfo(dtype).eps)
                 self._head, self.device = WholeLogits(shape[2], logits, coarsest), logits.device
                 return
             if shape[1:2] != (1,) or "targets" not in inspect.signature(self.inner.forward).parameters:

@@ -111,8 +111,8 @@ def attributes_digest(module: Any) -> str:
     attributes = {
         f"{name}\t{key}": value
         for name, part in module.named_modules()
-        for key, value in stable(vars(part)).items()
-        if key not in _TRAINING and not key.startswith("_")
+        for key, value in vars(part).items()
+        if key not in (*_TRAINING, "name_or_path") and not key.startswith("_")
     }
     text = json.dumps(attributes, default=plain, skipkeys=True, check_circular=False)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -148,30 +148,32 @@ def tokenizer_of(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def test_its_identity_is_its_state_settings_and_code(folder: Path, tmp_path: Path) -> None:
-    def identity(model: nn.Module) -> Any:
-        about = {"tokenizer": tokenizer_of(folder), "device": "auto", "dtype": "auto", "attention": "auto"}
-        with live_model(model, "x", before=lambda: None, **about) as spec:
-            checkpoint = spec.probed().locate()
-            return checkpoint.state, (checkpoint.folder / "config.json").read_text()
+def about(model: nn.Module, folder: Path) -> Any:
+    """Return the fingerprint of a model that is only called, with its dtype."""
+    given = {"tokenizer": tokenizer_of(folder), "device": "auto", "dtype": "auto", "attention": "auto"}
+    with live_model(model, "x", before=lambda: None, **given) as spec:
+        probed = spec.probed()
+        return SimpleNamespace(**asdict(fingerprint(probed.locate())), dtype=probed.dtype)
 
+
+def test_its_identity_is_its_state_settings_and_code(folder: Path) -> None:
     model = built("nano")
-    first = identity(model)
-    assert identity(built("nano")) == first
+    first = about(model, folder)
+    assert about(built("nano"), folder) == first
     other = Nano()
     other.load_state_dict(model.state_dict())
     other.config.block_size = 256
-    assert identity(other)[0] == first[0] and identity(other)[1] != first[1]
+    assert about(other, folder).weights == first.weights and about(other, folder).config != first.config
 
     class Changed(Nano):
         """The same weights, and other code."""
 
     changed = Changed()
     changed.load_state_dict(model.state_dict())
-    assert identity(changed) != first
+    assert about(changed, folder) != first
     with torch.no_grad():
         model.lm_head.weight[0, 0] += 1e-3  # type: ignore[operator]
-    assert identity(model)[0] != first[0]
+    assert about(model, folder).weights != first.weights
 
 
 def changed_heads(model: Any) -> None:
@@ -195,14 +197,6 @@ def test_what_weights_do_not_tell_is_in_the_identity(change: Any, folder: Path) 
     assert about(model, folder) == first
     change(model)
     assert about(model, folder).config != first.config
-
-
-def about(model: nn.Module, folder: Path) -> Any:
-    """Return the fingerprint of a model that is only called, with its dtype."""
-    given = {"tokenizer": tokenizer_of(folder), "device": "auto", "dtype": "auto", "attention": "auto"}
-    with live_model(model, "x", before=lambda: None, **given) as spec:
-        probed = spec.probed()
-        return SimpleNamespace(**asdict(fingerprint(probed.locate())), dtype=probed.dtype)
 
 
 class Wide(Nano):
