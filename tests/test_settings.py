@@ -40,7 +40,7 @@ def test_settings_are_options_keywords_and_the_generated_files() -> None:
     )
     keywords = {*shared, "settings", "progress", "name", "tokenizer"}
     assert evaluate.keys() == {*keywords, "model", *loading}
-    assert callback.keys() == {*keywords, "trainer", "every", "at_end", "on_error", "attention"}
+    assert callback.keys() == {*keywords, "trainer", "every", "at_end", "budget", "on_error", "attention"}
     assert harness.keys() > loading.keys()
     assert all(evaluate[name].default == definition.default for name, definition in {**loading, **shared}.items())
 

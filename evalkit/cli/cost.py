@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,10 @@ def cost(
 ) -> None:
     """Measure what models cost: prefill and decoding rates, memory, and outliers in their states by layer.
 
-    Checkpoints take turns, so that the ratios to the first one have the noise of the machine in their intervals. Beside
-    each rate stands the time of its arithmetic at the machine's own rates, measured in the same rounds. All checkpoints
-    are in memory, and process random tokens as transformers runs them.
+    Checkpoints take turns, so that the intervals of the ratios to the first checkpoint cover the noise of the machine;
+    a checkpoint that is given twice shows this noise alone. Each rate is also printed as a share of the floor, the time
+    of its arithmetic at the machine's own rates, measured in the same rounds. All checkpoints are in memory, and
+    process random tokens as transformers runs them.
 
     \b
     evalkit cost demo
@@ -48,15 +50,18 @@ def cost(
     from evalkit.studies import cost as costs
 
     content = None if text is None else read_given_text(text)[1]
-    sizes, counts = [whole("--lengths", tokens, 1) for tokens in lengths], [whole("--batches", n, 1) for n in batches]
-    models, layers = dict[str, Any](), list[Any]()
+    sizes, counts = ([*dict.fromkeys(whole(option, number, 1) for number in given)]
+                     for option, given in (("--lengths", lengths), ("--batches", batches)))  # fmt: skip
+    models, copies, layers = dict[str, Any](), Counter[str](), list[Any]()
     with Progress() as progress:
-        for name in checkpoints_of(checkpoints, None):
-            spec = model_spec(name, **options)
-            models[name] = loaded = spec.load(spec.locate(progress.say), progress.say)
+        for name in (name for given in checkpoints for name in checkpoints_of((given,), None)):
+            spec, copies[name] = model_spec(name, **options), copies[name] + 1
+            loaded = spec.load(spec.locate(progress.say), progress.say)
+            models[name if copies[name] == 1 else f"{name} #{copies[name]}"] = loaded
             if max(sizes) + new > loaded.window:
                 raise UsageError(f"--lengths {max(sizes)} and --new {new}: {name} has a window of {loaded.window:,}")
-            ids = calibration_ids(loaded.model, loaded.tokenizer, content)[:, : loaded.window]
+        for name, loaded in models.items():
+            ids = calibration_ids(loaded.model, loaded.tokenizer, loaded.window, content)
             layers.append(costs.outliers(loaded, ids, progress.say).assign(checkpoint=name))
         timings = costs.rates(models, counts, sizes, new, rounds, progress.say)
     report = costs.cost_report(timings, pd.concat(layers))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,12 +19,12 @@ _COMPILED = "_orig_mod"
 _WRAPPED = "_original_forward"
 
 
-def compiled(module: Any) -> Any | None:
-    """Return the original module of one that `torch.compile` returned; None for any other module.
+def uncompiled(module: Any) -> Any:
+    """Return the original module of one that `torch.compile` returned; any other module is returned as it is.
 
     torch documents no way to get it from the compiled module.
     """
-    return dict(module.named_children()).get(_COMPILED)
+    return dict(module.named_children()).get(_COMPILED, module)
 
 
 def is_wrapped_by_accelerate(module: Any) -> bool:
@@ -37,15 +38,17 @@ def unsaved_buffers(module: Any) -> Collection[str]:
     return names
 
 
-def unwrap_forward(module: Any) -> None:
-    """Remove a compiled call and accelerate's autocast from a module.
+def unwrap_forward(module: Any, keep_autocast: bool = False) -> None:
+    """Remove a compiled call and, by default, accelerate's autocast from a module.
 
     `Module.compile` has no way back, and `accelerate.utils.extract_model_from_parallel` changes the outermost module
     only.
     """
     own = vars(module)
     own.pop("_compiled_call_impl", None)
-    if original := own.pop(_WRAPPED, None):
+    if (inner := uncompiled(module)) is not module:
+        own["forward"] = inner.__call__
+    if not keep_autocast and (original := own.pop(_WRAPPED, None)):
         own["forward"] = original
         if getattr(original, "__func__", None) is type(module).forward:
             del own["forward"]
@@ -63,6 +66,16 @@ def shard_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of a distributed tensor that this process has; any other tensor is returned as it is."""
     local: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local
+
+
+def policies_of(module: Any) -> dict[str, str]:
+    """Return the mixed precision of forward passes by name of the module that `fully_shard` has distributed.
+
+    torch has no public way to read a policy.
+    """
+    parts = {name: part for name, part in module.named_modules() if isinstance(part, FSDPModule)}
+    policies = {name: replace(part._get_fsdp_state()._mp_policy, reduce_dtype=None) for name, part in parts.items()}
+    return {name: str(policy) for name, policy in policies.items() if policy != MixedPrecisionPolicy()}
 
 
 def reshard(module: Any) -> None:

@@ -198,7 +198,9 @@ def with_settings(types: type, *kinds: type) -> Callable[[Callable[Given, Result
 
         @wraps(function)
         def called(*args: Given.args, **keywords: Given.kwargs) -> Result:
-            signature.bind(*args, **keywords)  # raises the TypeError of an unknown keyword
+            if unknown := keywords.keys() - signature.parameters.keys():
+                what = f"argument of {function.__qualname__.removesuffix('.__init__')}"
+                raise TypeError(str(UnknownNameError(what, min(unknown), signature.parameters.keys() - {"self"})))
             return function(*args, **keywords)
 
         called.__signature__ = signature  # type: ignore[attr-defined]

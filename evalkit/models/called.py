@@ -21,11 +21,12 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from evalkit.compatibility.torch import end_forward, hooks_of, shard_of
+from evalkit.compatibility.torch import end_forward, hooks_of, uncompiled
 from evalkit.compatibility.transformers import is_of_gradients, select_attention
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.models.loading.files import WINDOW_KEYS
-from evalkit.models.memory import device_bytes
+from evalkit.models.memory import free_bytes
+from evalkit.models.module_state import attributes_digest, class_of
 
 _WINDOW_KEYS = (*WINDOW_KEYS, "block_size", "sequence_len", "context_length")
 """Names of the context window in configs: transformers', nanoGPT's, nanochat's, and those of other projects."""
@@ -40,18 +41,10 @@ _SHARDING = "torch.distributed.fsdp"
 class WholeLogits(torch.nn.Identity):
     """Output head of a model whose final states are logits already, [positions, vocabulary]."""
 
-    def __init__(self, vocabulary: int, like: torch.Tensor) -> None:
+    def __init__(self, vocabulary: int, like: torch.Tensor, dtype: torch.dtype) -> None:
         super().__init__()
         # Its shape, dtype and device are read; it has one number
-        self.weight = like.new_empty(()).expand(vocabulary, vocabulary)
-
-
-class _LogitsModel(torch.nn.Module):
-    """Base model whose `last_hidden_state` are logits."""
-
-    def __init__(self, states: Callable[..., Any]) -> None:
-        super().__init__()
-        self.forward = states
+        self.weight = like.new_empty((), dtype=dtype).expand(vocabulary, vocabulary)
 
 
 class CalledModel(torch.nn.Module):
@@ -66,15 +59,17 @@ class CalledModel(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, window: int | None, before: Callable[[], object]) -> None:
         super().__init__()
         self.module: Any = module
+        self.inner = uncompiled(module)
         self.is_sharded = is_sharded(module)
         self._before = before
-        self._masks = isinstance(module, PreTrainedModel)
+        self.takes_masks = isinstance(self.inner, PreTrainedModel)
         self._targets = False
         self._head: Any = None
         """Known once `probe` has run."""
         self.device = next(module.parameters()).device
-        self.config = module.config if self._masks else _described(module, window)
-        self.base_model = _LogitsModel(self.states)
+        self.config = self.inner.config if self.takes_masks else _described(self.inner, window)
+        self.base_model: Any = torch.nn.Module()
+        self.base_model.forward = self.states
 
     @property
     def dtype(self) -> torch.dtype:
@@ -82,7 +77,7 @@ class CalledModel(torch.nn.Module):
         return dtype
 
     def is_backend_compatible(self) -> bool:
-        return self._masks and bool(self.module.is_backend_compatible())
+        return self.takes_masks and bool(self.module.is_backend_compatible())
 
     def can_generate(self) -> bool:
         return False
@@ -93,19 +88,36 @@ class CalledModel(torch.nn.Module):
     get_output_embeddings = get_input_embeddings
 
     def probe(self) -> None:
-        """Find out in which form the module returns logits, and their dtype. Raises `CheckpointError`."""
-        for with_targets in (False,) if self._masks else (False, True):
+        """Find out in which form the module returns logits, and the dtype in which it computes them.
+
+        The least precise dtype of its weights and of its modules' results counts: logits may be float32 again.
+
+        Raises:
+            CheckpointError: they are no logits.
+        """
+        dtypes = {weight.dtype for weight in self.module.parameters() if weight.is_floating_point()}
+
+        def note(_: Any, __: Any, output: Any) -> None:
+            if isinstance(output, torch.Tensor) and output.is_floating_point():
+                dtypes.add(output.dtype)
+
+        for part in self.module.modules():  # hooks are removed with all other traces of an evaluation
+            part.register_forward_hook(note)
+        for with_targets in (False,) if self.takes_masks else (False, True):
             self._targets = with_targets
             logits = self._logits(torch.zeros(1, 2, dtype=torch.long, device=self.device))
             shape = tuple(getattr(logits, "shape", ()))
             if len(shape) == 3 and shape[:2] == (1, 2):
                 # Of weights that are kept on the CPU, logits are where they are computed
-                self._head, self.device = WholeLogits(shape[2], logits), logits.device
+                # Products in 8 bits have results, and sums, of more
+                kinds = (dtype for dtype in (*dtypes, logits.dtype) if dtype.itemsize > 1)
+                coarsest = max(kinds, key=lambda dtype: torch.finfo(dtype).eps)
+                self._head, self.device = WholeLogits(shape[2], logits, coarsest), logits.device
                 return
-            if shape[1:2] != (1,) or "targets" not in inspect.signature(self.module.forward).parameters:
+            if shape[1:2] != (1,) or "targets" not in inspect.signature(self.inner.forward).parameters:
                 break
         raise CheckpointError(
-            f"{class_of(self.module).__name__}: of two tokens its forward returns {shape or type(logits).__name__}; "
+            f"{class_of(self.module).__name__}: for two tokens its forward returns {shape or type(logits).__name__}; "
             "expected logits of shape (1, 2, vocabulary), alone, first in a tuple, or as .logits"
         )
 
@@ -114,9 +126,9 @@ class CalledModel(torch.nn.Module):
         self._pass(torch.zeros(1, 1, dtype=torch.long, device=self.device), {})
 
     def states(self, input_ids: torch.Tensor, **inputs: Any) -> Any:
-        given = {name: value for name, value in inputs.items() if name != "use_cache"} if not self._masks else inputs
-        if given and not self._masks:
+        if not self.takes_masks and inputs.keys() - {"use_cache"}:
             raise TypeError("its forward takes no attention mask")
+        given = inputs if self.takes_masks else {}
         return SimpleNamespace(last_hidden_state=self._logits(input_ids, given))
 
     def forward(self, input_ids: torch.Tensor, use_cache: bool = False) -> Any:
@@ -124,9 +136,8 @@ class CalledModel(torch.nn.Module):
         return SimpleNamespace(logits=self._head(states))
 
     def token_budget(self) -> int:
-        """Return the tokens of a batch whose logits fit into the memory beside the weights, by a rough estimate."""
-        weights = sum(shard_of(weight).nbytes for weight in self.module.parameters())
-        room = (device_bytes(self.device) - weights) * _SHARE / (4 * _COPIES * self._head.weight.shape[0])
+        """Return the tokens of a batch whose logits fit into the memory that is free now, by a rough estimate."""
+        room = free_bytes(self.device) * _SHARE / (4 * _COPIES * self._head.weight.shape[0])
         return max(128, min(_TOKENS.get(self.device.type, _MOST_TOKENS), int(room)))
 
     def _logits(self, ids: torch.Tensor, inputs: Mapping[str, Any] | None = None) -> Any:
@@ -140,7 +151,7 @@ class CalledModel(torch.nn.Module):
         # Gathered weights are kept for the training, which cannot use tensors of the inference mode
         with torch.inference_mode(False), torch.no_grad():
             try:
-                if self._masks:
+                if self.takes_masks:
                     return self.module(input_ids=ids, **inputs)
                 return self.module(ids, targets=ids) if self._targets else self.module(ids)
             except BaseException:
@@ -152,17 +163,12 @@ def is_sharded(module: Any) -> bool:
     return isinstance(module, FSDPModule)
 
 
-def class_of(module: Any) -> type:
-    """Return the class of a module; `fully_shard` replaces it by one that derives from it."""
-    return next(kind for kind in type(module).__mro__ if not issubclass(kind, FSDPModule))
-
-
 def why_not_callable(module: Any) -> str:
     """Return why a module cannot be evaluated by calls, or ""."""
     parameters = list(module.parameters())
     kinds = {type(part).__name__ for part in (*module.modules(), *parameters)}
     if kinds & {"FullyShardedDataParallel", "ShardedTensor"}:
-        return "is sharded by FullyShardedDataParallel; use fully_shard (FSDP2)"
+        return "is sharded by FullyShardedDataParallel; use fully_shard (FSDP2), or save it whole"
     if any(hasattr(parameter, "ds_id") for parameter in parameters):
         return "is sharded by DeepSpeed ZeRO-3; use fully_shard, or evaluate its checkpoints: evalkit run --watch"
     if not parameters or any(parameter.is_meta for parameter in parameters):
@@ -191,7 +197,7 @@ def _source_of(kind: type) -> bytes:
 def _described(module: Any, window: int | None) -> Any:
     """Return a config for a module without one of transformers: its own settings, window, and a digest of its code.
 
-    The code is that of the modules' classes: it determines the scores of equal weights, as the settings do.
+    The code is that of the modules' classes: it determines the scores of equal weights, as the modules' attributes do.
     """
     own = getattr(module, "config", None)
     settings = own if isinstance(own, Mapping) else getattr(own, "__dict__", {})
@@ -203,8 +209,9 @@ def _described(module: Any, window: int | None) -> Any:
             f"window: the config of {class_of(module).__name__} has none of {', '.join(_WINDOW_KEYS)}; give window=…, "
             "the longest sequence in tokens"
         )
-    code = hashlib.sha256()
-    for kind in sorted({class_of(part) for part in module.modules()}, key=lambda kind: kind.__qualname__):
+    code = hashlib.sha256(attributes_digest(module).encode())
+    kinds = {class_of(part) for part in module.modules()}
+    for kind in sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__)):
         code.update(_source_of(kind))
     config = PreTrainedConfig(max_position_embeddings=length, own_settings=settings, code=code.hexdigest())
     select_attention(config, "own")

@@ -8,7 +8,8 @@ copy and its state is restored afterwards; the tokenizer is saved to the folder 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -20,16 +21,13 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from transformers import PreTrainedModel
 
-from evalkit.compatibility.torch import (
-    compiled,
-    unwrap_forward,
-)
+from evalkit.compatibility.torch import policies_of, uncompiled, unwrap_forward
 from evalkit.compatibility.transformers import attention_of, quiet
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UsageError, reading_as
 from evalkit.inputs import values
 from evalkit.inputs.settings import given_settings
-from evalkit.models.called import CalledModel, class_of, is_only_sharded, is_sharded, why_not_callable
+from evalkit.models.called import CalledModel, is_only_sharded, is_sharded, why_not_callable
 from evalkit.models.context.extension import context_window
 from evalkit.models.loading.checks import check_causal, check_numbers
 from evalkit.models.loading.files import GENERATION_CONFIG, generation_settings
@@ -38,12 +36,10 @@ from evalkit.models.loading.load import LoadedModel
 from evalkit.models.loading.locate import DTYPES, Checkpoint, silent
 from evalkit.models.loading.spec import UNSTRETCHED, ModelSpec
 from evalkit.models.loading.tokenizer import disable_sampling, load_tokenizer, probe_ids
-from evalkit.models.module_state import is_stock, preserved, saved_weights, state_digest
+from evalkit.models.module_state import class_of, is_stock, preserved, saved_weights, state_digest
 from evalkit.paths import temporary_folder
 
 _DEVICES = ("cpu", "cuda", "mps")
-_SHARDED = {"FullyShardedDataParallel", "DTensor", "ShardedTensor"}
-"""Class names of modules and parameters that are sharded over processes."""
 _ADAPTED = "peft."
 State: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -58,11 +54,14 @@ class LiveSpec(ModelSpec):
     state: State | None = None
     """What identifies its weights, if processes have agreed on it; None: `identity`."""
 
-    def identity(self, say: Say, digest: str | None = None) -> State:
-        """Return names and digests that identify the weights; `digest` is that of all shards of a sharded model."""
+    def identity(self, say: Say, digests: Sequence[str] = ()) -> State:
+        """Return names and digests that identify the weights; given are the `state_digest`s of several processes."""
         is_called = isinstance(self.module, CalledModel)
+        if len(set(digests)) > 1 and not (is_called and self.module.is_sharded):
+            raise CheckpointError(f"{self.model}: weights or buffers differ between the processes of the training")
         saved = () if is_called or not self.stock else saved_weights(self.module, self.folder)
-        state = saved or (("state", digest or state_digest(self.module)),)
+        of_all = hashlib.sha256(" ".join(digests).encode()).hexdigest() if len(set(digests)) > 1 else ""
+        state = saved or (("state", of_all or state_digest(self.module)),)
         if not self.stock:
             say(
                 f"{self.model}: has hooks, another forward or changed attributes, which no fingerprint covers; this "
@@ -72,11 +71,11 @@ class LiveSpec(ModelSpec):
         return state
 
     def probed(self) -> LiveSpec:
-        """Return the spec with the dtype and the device of a called model's logits; it runs the model."""
+        """Return the spec with the dtype and the device in which a called model computes; it runs the model."""
         self.module.probe()
         dtype = str(self.module.dtype).removeprefix("torch.")
         if dtype not in DTYPES:
-            raise CheckpointError(f"{self.model}: its logits are {dtype}; expected {', '.join(DTYPES)}")
+            raise CheckpointError(f"{self.model}: computes in {dtype}; expected {', '.join(DTYPES)}")
         return replace(self, dtype=dtype, device=str(self.module.device))
 
     def locate(self, say: Say = silent) -> Checkpoint:
@@ -88,7 +87,7 @@ class LiveSpec(ModelSpec):
     def load(self, checkpoint: Checkpoint, say: Say) -> LoadedModel:
         module, name = self.module, self.model
         is_called = isinstance(module, CalledModel)
-        if isinstance(inner := module.module if is_called else module, PreTrainedModel):
+        if isinstance(inner := module.inner if is_called else module, PreTrainedModel):
             _set_attention(name, inner, self.attention)
         check_numbers(name, checkpoint.config(), module)
         tokenizer = load_tokenizer(self.folder, int(module.get_input_embeddings().weight.shape[0]), say=say)
@@ -146,10 +145,10 @@ def live_model(
     with temporary_folder() as folder, preserved(module, autocast=is_called):
         try:
             given_tokenizer, stock = deepcopy(tokenizer), is_only_sharded(module) if is_called else is_stock(module)
-            # Compiled calls and autocast wrappers are removed; `preserved` restores them
+            # Compiled calls are removed, and autocast that is not the caller's; `preserved` restores them
             module.eval()
             for part in module.modules():
-                unwrap_forward(part)
+                unwrap_forward(part, keep_autocast=is_called)
             if is_called and before is not None:
                 module = CalledModel(module, window, before)
             _save_config_and_tokenizer(shown_name, module, given_tokenizer, folder)
@@ -173,11 +172,11 @@ def _save_config_and_tokenizer(name: str, module: Any, tokenizer: Any, folder: P
     config = deepcopy(module.config)
     if isinstance(module, CalledModel):
         config.architectures = [class_of(module.module).__name__]
-        if torch.is_autocast_enabled(kind := module.device.type):
-            config.autocast = str(torch.get_autocast_dtype(kind))
+        kinds = [kind for kind in _DEVICES if torch.is_autocast_enabled(kind)]
+        config.precision = {kind: str(torch.get_autocast_dtype(kind)) for kind in kinds} | policies_of(module.module)
     else:
         config.architectures, config.dtype = [type(module).__name__], str(module.dtype).removeprefix("torch.")
-    with reading_as(name, "a model whose config and tokenizer can be saved", CheckpointError), quiet():
+    with reading_as(name, "a model with a config and a tokenizer that can be saved", CheckpointError), quiet():
         (folder / "config.json").write_text(config.to_json_string(), encoding="utf-8")
         if module.can_generate():
             content = module.generation_config.to_json_string()
@@ -200,13 +199,11 @@ def _set_attention(name: str, module: Any, attention: str) -> None:
 
 def unwrapped(model: Any, any_module: bool = False) -> Any:
     """Return the transformers model inside the wrappers of DDP, DataParallel and torch.compile, or any module."""
-    module = model
-    while isinstance(module, torch.nn.Module) and not isinstance(module, PreTrainedModel):
-        inner = module.module if isinstance(module, (DistributedDataParallel, DataParallel)) else compiled(module)
-        if inner is None and any_module:
-            return module
-        module = inner
-    if module is None or not isinstance(module, PreTrainedModel):
+    module, outer = model, None
+    while module is not outer and isinstance(module, torch.nn.Module) and not isinstance(module, PreTrainedModel):
+        is_parallel = isinstance(module, (DistributedDataParallel, DataParallel))
+        outer, module = module, module.module if is_parallel else module if is_sharded(module) else uncompiled(module)
+    if not isinstance(module, torch.nn.Module if any_module else PreTrainedModel):
         raise UsageError(
             f"model is a {type(model).__module__}.{type(model).__qualname__}; expected a checkpoint folder, a hub "
             "name, a GGUF file, 'demo', or a transformers.PreTrainedModel, into which adapters are merged"
@@ -215,18 +212,15 @@ def unwrapped(model: Any, any_module: bool = False) -> Any:
 
 
 def _why_unsupported(module: Any) -> str:
-    parts, parameters = list(module.modules()), list(module.parameters())
-    kinds = {type(part).__name__ for part in (*parts, *parameters)}
-    sharded = kinds & _SHARDED or {"DeepSpeed ZeRO-3" for parameter in parameters if hasattr(parameter, "ds_id")}
-    if sharded:
-        return f"is sharded over processes ({min(sharded)}); call evalkit.InLoop in all of them, or save it whole"
+    if why := why_not_callable(module):
+        return why
+    if is_sharded(module):
+        return "is sharded over processes; call evalkit.InLoop in all of them, or save it whole"
     if getattr(module, "is_quantized", False) or getattr(module.config, "quantization_config", None):
         return "is quantised; quantised models are evaluated from files only; give the checkpoint folder"
-    tensors = [*parameters, *module.buffers()]
+    tensors = [*module.parameters(), *module.buffers()]
     hooked = {str(device) for device in getattr(module, "hf_device_map", {}).values()}
     devices = sorted(hooked if len(hooked) > 1 or hooked == {"disk"} else {str(tensor.device) for tensor in tensors})
-    if "meta" in devices:
-        return "has weights without data (device meta); load them first"
     if len(devices) != 1 or devices[0].partition(":")[0] not in _DEVICES:
         return f"is on {', '.join(devices)}; evaluate its folder, or move it to one of {', '.join(_DEVICES)}"
     if str(module.dtype).removeprefix("torch.") not in DTYPES:

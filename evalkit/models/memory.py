@@ -1,9 +1,9 @@
 """Memory of devices: how much a process may use, running out of it, and which device holds which layers of a model.
 
 Limits of batches follow from a device's whole memory, not from what happens to be free, so that a plan is the same
-everywhere; where memory runs out, batches are split. On a CPU, memory of freed tensors is kept for the next ones. A
-model that no GPU holds is spread by accelerate: its hooks around each layer's forward pass move the layer's inputs to
-its device, and copy stored weights there while the layer runs.
+everywhere (but beside a training, which takes an unknown part); where memory runs out, batches are split. On a CPU,
+memory of freed tensors is kept for the next ones. A model that no GPU holds is spread by accelerate: its hooks around
+each layer's forward pass move the layer's inputs to its device, and copy stored weights there while the layer runs.
 """
 
 from __future__ import annotations
@@ -58,6 +58,15 @@ def device_bytes(device: Any) -> int:
     with suppress(OSError, ValueError):
         total = min(total, int(_CGROUP_LIMIT.read_text()))
     return int(total * _shares["memory"])
+
+
+def free_bytes(device: Any) -> int:
+    """Return the bytes of a device's memory that this process may use and that are free now."""
+    if torch.device(device).type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        # Its allocator keeps memory of freed tensors
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    return min(device_bytes(device), int(psutil.virtual_memory().available))
 
 
 def use_memory_share(share: float) -> None:

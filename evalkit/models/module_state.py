@@ -9,24 +9,41 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from copy import copy, deepcopy
+from dataclasses import is_dataclass
+from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
 import safetensors.torch
 import torch
 import xxhash
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
-from evalkit.compatibility.torch import hooks_of, is_wrapped_by_accelerate, reshard, shard_of, unsaved_buffers
+from evalkit.compatibility.torch import (
+    hooks_of,
+    is_wrapped_by_accelerate,
+    reshard,
+    shard_of,
+    uncompiled,
+    unsaved_buffers,
+)
 from evalkit.compatibility.transformers import is_of_gradients, quiet, saving_weights_with
-from evalkit.models.called import class_of
+from evalkit.models.loading.fingerprint import stable
 
 _TRAINING = ("training", "gradient_checkpointing")
 _Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
+
+
+def class_of(module: Any) -> type:
+    """Return the class of a module that may be compiled, or sharded by a class that derives from it."""
+    return next(kind for kind in type(uncompiled(module)).__mro__ if not issubclass(kind, FSDPModule))
 
 
 def is_stock(module: Any) -> bool:
@@ -72,17 +89,48 @@ def _attributes(module: Any) -> dict[str, tuple[type, dict[str, Any]]]:
     return {name: (type(part), scalars(part)) for name, part in module.named_modules()}
 
 
+def attributes_digest(module: Any) -> str:
+    """Hash the public attributes of all modules: numbers, texts, tensors, and containers and configs of these."""
+    seen = set[int]()
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return _content_digest(value)
+        if isinstance(value, (Mapping, PreTrainedConfig)):
+            return stable(dict(value) if isinstance(value, Mapping) else value.to_dict())
+        if isinstance(value, (Set, Sequence)):
+            return sorted(map(str, value)) if isinstance(value, Set) else [*value]
+        # Many modules may have the same config, which may refer to itself
+        is_config = isinstance(value, (SimpleNamespace, Namespace)) or is_dataclass(value)
+        if is_config and not isinstance(value, type) and id(value) not in seen:
+            seen.add(id(value))
+            return vars(value) if hasattr(value, "__dict__") else str(value)
+        is_constant = isinstance(value, (Enum, torch.dtype))
+        return str(value if is_constant else getattr(value, "__qualname__", type(value).__qualname__))
+
+    attributes = {
+        f"{name}\t{key}": value
+        for name, part in module.named_modules()
+        for key, value in vars(part).items()
+        if key not in (*_TRAINING, "name_or_path") and not key.startswith("_")
+    }
+    text = json.dumps(attributes, default=plain, skipkeys=True, check_circular=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 @contextmanager
 def preserved(model: Any, autocast: bool = False) -> Iterator[None]:
     """Compute without gradients and autocast; restore a model and every random number generator at the end.
 
-    With `autocast`, it stays as it is. Gathered weights of a sharded model are given back, before and at the end.
+    With `autocast`, it stays as it is, without its copies of weights, which may be those of an earlier step. Gathered
+    weights of a sharded model are given back, before and at the end.
 
     Restored are the attributes of every module (training mode, hooks, parameters, buffers and submodules by identity,
     a `forward` of its own), the numbers in its buffers, and its configs. The numbers in its parameters and their
     gradients are not: an evaluation does not change them.
     """
     reshard(model)
+    torch.clear_autocast_cache()
     containers: list[tuple[Any, Any]] = [(container, copy(container)) for container in _containers(model)]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     python, numpy = random.getstate(), np.random.get_state()
@@ -95,6 +143,7 @@ def preserved(model: Any, autocast: bool = False) -> Iterator[None]:
             yield
         finally:
             reshard(model)
+            torch.clear_autocast_cache()
             for container, before in containers:
                 # In place, because handles of hooks refer to the container
                 if isinstance(container, list):
@@ -190,8 +239,12 @@ def state_digest(model: torch.nn.Module) -> str:
         digest.update(f"module\t{name}\t{kind.__module__}.{kind.__qualname__}\n".encode())
     parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
     for name, tensor in sorted((*parameters, *buffers), key=lambda entry: entry[0]):
-        # A copy: storage that numpy has seen cannot be resized, which sharding does
-        own = shard_of(tensor.detach()).to("cpu", copy=True)
-        content = xxhash.xxh3_128(own.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        digest.update(f"tensor\t{name}\t{tensor.dtype}\t{tuple(tensor.shape)}\t{content.hexdigest()}\n".encode())
+        digest.update(f"tensor\t{name}\t{_content_digest(tensor)}\n".encode())
     return digest.hexdigest()
+
+
+def _content_digest(tensor: torch.Tensor) -> str:
+    # A copy: storage that numpy has seen cannot be resized, which sharding does
+    own = shard_of(tensor.detach()).to("cpu", copy=True)
+    content = xxhash.xxh3_128(own.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return f"{tensor.dtype}\t{tuple(tensor.shape)}\t{content.hexdigest()}"

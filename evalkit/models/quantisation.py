@@ -71,7 +71,7 @@ class Rounding:
                 raise CheckpointError(f"{given}: rows of {weight.shape[1]} weights have no groups of {size}")
             weight.data = rounded(weight.data, int(bits), size)
 
-    def round_activations(self, tokenizer: Any) -> None:
+    def round_activations(self, tokenizer: Any, window: int) -> None:
         """Make the layers round their inputs, by tensor with the scales of the text in the model as it is now."""
         if not self._activations:
             return
@@ -87,7 +87,7 @@ class Rounding:
         if self._activations == "a8t":
             hooks = [layer.register_forward_pre_hook(measure) for layer in self.layers]
             with torch.inference_mode():
-                base_of(self._model)(input_ids=calibration_ids(self._model, tokenizer), use_cache=False)
+                base_of(self._model)(input_ids=calibration_ids(self._model, tokenizer, window), use_cache=False)
             for hook in hooks:
                 hook.remove()
             if missed := len(self.layers) - len(largest):
@@ -97,11 +97,11 @@ class Rounding:
         self._model.rounds_activations = True
 
 
-def calibration_ids(model: Any, tokenizer: Any, text: str | None = None, most: int = 512) -> torch.Tensor:
-    """Return [1, tokens] of a text, by default evalkit's short English one, with BOS; at most `most`."""
+def calibration_ids(model: Any, tokenizer: Any, window: int, text: str | None = None) -> torch.Tensor:
+    """Return [1, tokens] of a text, by default evalkit's short English one, with BOS; at most 512, and the window."""
     text = (resource("configs", "models") / "check.txt").read_text(encoding="utf-8") if text is None else text
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    ids = [*([] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]), *ids][:most]
+    ids = [*([] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]), *ids][: min(512, window)]
     return torch.tensor([ids], device=model.get_input_embeddings().weight.device)
 
 

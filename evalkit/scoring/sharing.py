@@ -127,6 +127,8 @@ class SharingCheck:
 
     def sharing(self, kernel: str, lengths: BatchLengths) -> str:
         """Return why prefixes cannot be shared by a kernel in batches of up to these lengths; empty if they can."""
+        if isinstance(self._model, CalledModel) and not self._model.takes_masks:
+            return "its forward takes no attention mask"
         if lengths.longest < SHORTEST:
             return f"sequences of {lengths.longest} tokens are too short for the check"
         for with_trunk in (False, True):

@@ -7,7 +7,6 @@ A model runs as transformers runs it, with its key-value cache and without share
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from inspect import signature
 from itertools import product
@@ -33,7 +32,7 @@ from evalkit.reporting.figures import FigurePanel, draw_panels
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.stats.estimates import Floats, interval, mean
-from evalkit.studies.dry_run import measured_speed
+from evalkit.studies.dry_run import measured_speed, now
 
 OUTLIER = 6.0
 """Standard deviations from the mean of a layer's states beyond which a value is an outlier."""
@@ -59,23 +58,17 @@ def generate(model: Any, ids: torch.Tensor, new: int) -> tuple[float, float, int
     """
     last = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
     forget_lengths(dynamic_modules(model))
-    started = _now(ids)
+    started = now(ids.device)
     output = model(input_ids=ids, use_cache=True, **last)
     token = output.logits[:, -1:].argmax(-1)
-    first, cache = _now(ids), getattr(output, "past_key_values", None)
+    first, cache = now(ids.device), getattr(output, "past_key_values", None)
     states = [state for layer in getattr(cache, "layers", ()) for state in vars(layer).values()]
     if not (size := sum(state.nbytes for state in states if isinstance(state, torch.Tensor))):
         raise CheckpointError(f"{type(model).__name__} has no key-value cache, whose cost could be measured")
-    between = _now(ids)
+    between = now(ids.device)
     for _ in range(new):
         token = model(input_ids=token, past_key_values=cache, use_cache=True, **last).logits[:, -1:].argmax(-1)
-    return first - started, (_now(ids) - between) / new, size
-
-
-def _now(ids: torch.Tensor) -> float:
-    if ids.is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter()
+    return first - started, (now(ids.device) - between) / new, size
 
 
 def floors(
@@ -84,17 +77,28 @@ def floors(
     """Return the least seconds of both steps of `generate` at so many operations and bytes a second.
 
     Operations: 2 for each token and parameter of the layers' matrices, of the head for one token of each sequence; and
-    4 × heads × head size × layers for each query and earlier key. Decoding reads these parameters and the cache, too.
+    4 × heads × head size for each layer, query and earlier key in the layer's window. Decoding reads these parameters
+    and the cache, too, which grows by as much as the windows do.
     """
     config, ends = model.config.get_text_config(), (model.get_input_embeddings(), model.get_output_embeddings())
     others, head = {id(end.weight) for end in ends}, ends[1].weight
     layers = sum(part.numel() for part in base_of(model).parameters() if part.dim() > 1 and id(part) not in others)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    pair, length = 4 * config.num_hidden_layers * config.num_attention_heads * width, tokens + (new + 1) / 2
-    prefill = batch * (2 * layers * tokens + 2 * head.numel() + pair * tokens * (tokens + 1) / 2)
-    step = batch * (2 * layers + 2 * head.numel() + pair * length)
-    read = (layers + head.numel()) * head.element_size() + cache * length / tokens
+    pair, length, windows = 4 * config.num_attention_heads * width, tokens + (new + 1) / 2, _windows(config)
+    # Queries before a window is full, and those after
+    pairs = sum(n * (n + 1) / 2 + (tokens - n) * n for n in (min(tokens, window) for window in windows))
+    before, keys = (sum(min(count, window) for window in windows) for count in (tokens, length))
+    prefill = batch * (2 * layers * tokens + 2 * head.numel() + pair * pairs)
+    step = batch * (2 * layers + 2 * head.numel() + pair * keys)
+    read = (layers + head.numel()) * head.element_size() + cache * keys / before
     return prefill / speed[0], max(step / speed[0], read / speed[1])
+
+
+def _windows(config: Any) -> list[float]:
+    """Keys that a query sees in each layer, at most."""
+    window = getattr(config, "sliding_window", None) or math.inf
+    kinds = getattr(config, "layer_types", None) or ["sliding"] * config.num_hidden_layers
+    return [window if "sliding" in kind else math.inf for kind in kinds]
 
 
 def rates(
@@ -109,6 +113,7 @@ def rates(
     for batch, tokens in product(batches, lengths):
         say(f"{batch} × {tokens:,} tokens")
         inputs, peaks, dice = dict[str, torch.Tensor](), dict[str, int](), torch.Generator().manual_seed(0)
+        names, order = [*models], [*range(len(models))]
         for name, loaded in models.items():
             vocabulary = loaded.model.get_input_embeddings().weight.shape[0]
             inputs[name] = torch.randint(vocabulary, (batch, tokens), generator=dice).to(loaded.model.device)
@@ -117,7 +122,10 @@ def rates(
             peaks[name] = tensor_bytes(loaded.model) + held.peak
         for number in range(rounds):
             speeds = {(of.device, of.dtype): measured_speed(of.device, of.dtype) for of in models.values()}
-            for name in np.roll([*models], number).tolist():
+            # Reversed, then another random order, so that no model always follows the same one
+            if number:
+                order = order[::-1] if number % 2 else torch.randperm(len(names), generator=dice).tolist()
+            for name in (names[index] for index in order):
                 model, speed = models[name].model, speeds[models[name].device, models[name].dtype]
                 *seconds, cache = generate(model, inputs[name], new)
                 least = floors(model, batch, tokens, new, cache, speed)
@@ -195,7 +203,7 @@ def cost_report(timings: pd.DataFrame, layers: pd.DataFrame) -> Report:
     notes = (
         "prefill: to the first new token; decode: each further one; peak: weights and all tensors; cache: keys, values",
         f"medians of {timings['round'].nunique()} rounds in which checkpoints take turns; × as fast as {first}: mean "
-        "ratio of the rounds, from and to: its 95 % interval, which has the noise of the machine",
+        "ratio of the rounds; from, to: its 95 % interval over rounds, which covers the machine's noise",
         f"of floor: time of the arithmetic at the rates of each round ({operations} GFLOP/s of matrix products, {read} "
         f"GB/s read, {torch.get_num_threads()} threads) over the time taken",
         f"outlier: over {OUTLIER:g} standard deviations from the layer's mean; kurtosis: 3 if normal; sinks: heads "

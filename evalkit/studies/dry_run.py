@@ -6,8 +6,10 @@ time: of a study by benchmark and model size, of several checkpoints by checkpoi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from evalkit.benchmarks.base import Plan
@@ -117,6 +119,15 @@ def _sampled_tokens(plan: Plan, say: Say) -> list[TaskTokens]:
     return counts
 
 
+def now(device: Any) -> float:
+    """Return the time in seconds at which all work of a device is done, whichever device is the current one."""
+    import torch
+
+    if torch.device(device).type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter()
+
+
 def measured_speed(device: str, dtype: str) -> tuple[float, float]:
     """Return the operations a second of a matrix product, and the bytes a second of a matrix-vector product."""
     import torch
@@ -125,9 +136,11 @@ def measured_speed(device: str, dtype: str) -> tuple[float, float]:
     # As large as a batch's, and timed in milliseconds, with what other processes take of the device
     size = 8192 if device.startswith("cuda") else 1024
     matrix = torch.ones(size, size, device=device, dtype=getattr(torch, dtype))
-    large = torch.ones(4 * size, 4 * size, device=device, dtype=matrix.dtype)
+    # Larger than any cache, and at most 1 GiB beside the models
+    large = torch.ones(min(4 * size, 8192), 4 * size, device=device, dtype=matrix.dtype)
+    options: dict[str, Any] = {"timer": partial(now, device), "num_threads": torch.get_num_threads()}
     seconds, reading = (
-        Timer("left @ right", globals={"left": left, "right": right}, num_threads=torch.get_num_threads())
+        Timer("left @ right", globals={"left": left, "right": right}, **options)
         .blocked_autorange(min_run_time=_LONGEST)
         .mean
         for left, right in ((matrix, matrix), (large, large[0]))

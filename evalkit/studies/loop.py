@@ -9,7 +9,6 @@ token. The training itself is not changed: see `models/module_state.py`.
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import logging
 import math
@@ -33,7 +32,7 @@ from evalkit.benchmarks.request import SuiteRequest
 from evalkit.benchmarks.run import given_options, planned
 from evalkit.benchmarks.session import OpenRun, Prepared, finished, load_checked, opened, prefetched
 from evalkit.display import Progress
-from evalkit.errors import CheckpointError, EvalkitError, RunError, UsageError, first_line, reading_as
+from evalkit.errors import EvalkitError, RunError, UsageError, first_line, reading_as
 from evalkit.inputs import values
 from evalkit.inputs.settings import fitted, settings_of, with_settings
 from evalkit.models.called import CalledModel
@@ -102,20 +101,6 @@ class Ranks:
             distributed.all_reduce(flags, group=self._group)
         return bool(flags.item())
 
-    def to_main(self, value: Result) -> list[Result]:
-        """Return the values of all processes in the main one; in others, none."""
-        values: list[Any] = [value] * self.size if self.is_main else []
-        if self._group is not None:
-            distributed.gather_object(value, values or None, 0, self._group)
-        return values
-
-    def shared(self, values: list[Any]) -> Any:
-        """Return this process's of the values that the main process has for each."""
-        own: list[Any] = values[:1] or [None]
-        if self._group is not None:
-            distributed.scatter_object_list(own, values if self.is_main else None, 0, self._group)
-        return own[0]
-
     def agree(self, work: Callable[[], Result], fill: Callable[[], None] | None = None) -> Result:
         """Return the result of this process's work, if that of all processes succeeds; otherwise raise in all.
 
@@ -141,8 +126,10 @@ class Ranks:
 
     def from_main(self, work: Callable[[], Result]) -> Result:
         """Return the result of the main process's work, which is pickled, in all."""
-        result = self.agree(lambda: work() if self.is_main else None)
-        return self.shared([result] * self.size)  # type: ignore[no-any-return]
+        result: list[Any] = [self.agree(lambda: work() if self.is_main else None)]
+        if self._group is not None:
+            distributed.broadcast_object_list(result, 0, self._group)
+        return result[0]  # type: ignore[no-any-return]
 
     def close(self) -> None:
         if self._group is not None and distributed.is_initialized():
@@ -167,8 +154,8 @@ class InLoop:
         suite: the suite, see `evalkit.evaluate`.
         tokenizer: the model's tokenizer, of transformers.
         every: evaluate at the steps that it divides; None: at each call.
-        budget: largest share of the training's time, such as "2%", that evaluations take. The first one measures the
-            time of a step and of a document, and chooses the sample, which later ones keep. Call it at each step then.
+        budget: share of the training's time, such as "2%", that evaluations may take. The first one times steps and
+            evaluations of small samples, and chooses the sample, which later ones keep. Call it at each step then.
         window: longest sequence in tokens, of a module whose config does not give it.
         on_error: what a failed evaluation does: "warn" logs a warning and returns no metrics; "raise" raises.
         settings: further settings of the suite's benchmark, see `evalkit.evaluate`.
@@ -215,33 +202,42 @@ class InLoop:
             )
         defaults = {setting.name: setting.default for setting in settings_of(ModelSpec).values()}
         given = fitted(ModelSpec, {"attention": attention})
-        self._loading: dict[str, Any] = defaults | given | {"tokenizer": tokenizer, "window": window}
+        self._loading: dict[str, Any] = defaults | given | {"tokenizer": tokenizer}
+        self._loading["window"] = None if window is None else values.whole("window", window, 1)
+        if not isinstance(tokenizer, transformers.PreTrainedTokenizerBase):
+            raise UsageError(f"tokenizer is a {type(tokenizer).__name__}; expected a tokenizer of transformers")
         self._progress = progress or Progress(live=False)
+        self.evaluated: int | None = None
+        """The step of the latest evaluation, failed or not."""
         self._ranks: Ranks | None = None
         self._first: tuple[float, int] | None = None
         """When it was called first, in seconds, and the step."""
 
-    def __call__(self, model: torch.nn.Module, step: int, *, saved_as: str | Path | None = None) -> dict[str, float]:
+    def __call__(
+        self, model: torch.nn.Module, step: int, *, saved_as: str | Path | None = None, now: bool = False
+    ) -> dict[str, float]:
         """Evaluate a model, in all processes, if it is time for it; return its metrics, the same in all.
 
         Args:
             model: the module that the loop calls: wrapped by DistributedDataParallel, if it is.
             step: updates of the weights so far.
             saved_as: folder to which this state is saved, by which its run is found, too.
+            now: evaluate it, whether or not `every` divides the step.
 
         Raises:
             EvalkitError: the evaluation fails, and `on_error` is "raise".
         """
         self._first = self._first or (time.monotonic(), step)
-        if self._every is not None and step % self._every:
+        if not now and self._every is not None and step % self._every:
             return {}
-        self._ranks = self._ranks or Ranks()
+        self.evaluated = step
         try:
-            return self._evaluate(model, step, saved_as)
+            self._ranks = self._ranks or Ranks()
+            return self._evaluate(self._ranks, model, step, None if saved_as is None else Path(saved_as).resolve())
         except Exception as error:  # whatever fails, the training is not to be lost
             if self._raises:
                 raise
-            if self._ranks.is_main:
+            if self._ranks is None or self._ranks.is_main:
                 message = "the evaluation of step %s failed and is left out; the training goes on: %s"
                 unexpected = None if isinstance(error, EvalkitError) else error
                 _log.warning(message, f"{step:,}", _described(error), exc_info=unexpected)
@@ -260,18 +256,18 @@ class InLoop:
             self._ranks.close()
         self._ranks = None
 
-    def _evaluate(self, model: Any, step: int, saved_as: str | Path | None) -> dict[str, float]:
-        ranks, folder = self._ranks or Ranks(), None if saved_as is None else Path(saved_as).resolve()
+    def _evaluate(self, ranks: Ranks, model: Any, step: int, saved_as: Path | None) -> dict[str, float]:
+        began = time.monotonic()
         with ExitStack() as stack:
             # At the end of all, when nothing of the evaluation is referenced any more
             stack.callback(torch.cuda.empty_cache)
             stack.enter_context(self._progress)
-            spec = self._spec(stack, ranks, model, f"{self._name} step {step}", folder)
+            spec = self._spec(stack, ranks, model, f"{self._name} step {step}", saved_as)
             if self._share is not None and "sample" not in self._options:
-                if (sample := self._sample(ranks, spec, self._share, step)) is None:
+                if (sample := self._sample(ranks, spec, self._share, step, began)) is None:
                     return {}
                 self._options["sample"] = sample
-            plan, run, _ = self._run(ranks, spec, self._options)
+            plan, run = self._run(ranks, spec, self._options)
 
             def metrics() -> dict[str, float]:
                 assert run is not None
@@ -289,62 +285,68 @@ class InLoop:
         spec = ranks.agree(lambda: stack.enter_context(live))
         if isinstance(spec.module, CalledModel):
             spec = ranks.agree(spec.probed, spec.module.fill)
-        # Of one process, the main one, the digest is not compared
-        digests = ranks.all(ranks.agree(lambda: state_digest(spec.module) if ranks.size > 1 else ""))
+        # The digest of a single process has nothing to be compared with
+        digests = ranks.all(ranks.agree(lambda: state_digest(spec.module))) if ranks.size > 1 else ()
+        spec = replace(spec, state=ranks.from_main(lambda: spec.identity(self._progress.say, digests)))
+        # Of the main process: in others it may name another device
+        config = spec.folder / "config.json"
+        config.write_bytes(ranks.from_main(config.read_bytes))
+        return spec
 
-        def identified() -> Any:
-            is_whole = not (isinstance(spec.module, CalledModel) and spec.module.is_sharded)
-            if is_whole and len(set(digests)) > 1:
-                raise CheckpointError(f"{name}: weights or buffers differ between the processes of the training")
-            of_all = None if is_whole or ranks.size == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
-            return spec.identity(self._progress.say, of_all)
-
-        return replace(spec, state=ranks.from_main(identified))
-
-    def _sample(self, ranks: Ranks, spec: LiveSpec, share: float, step: int) -> int | None:
+    def _sample(self, ranks: Ranks, spec: LiveSpec, share: float, step: int, began: float) -> int | None:
         """Return the documents of each task that fit into the budget; None if no step has been timed yet.
 
         Of a training that goes on, they are those of its earlier evaluations.
         """
-        say, options = self._progress.say, self._options | {"sample": _PILOT}
+        options, (at, first) = self._options, self._first or (began, step)
+        say = self._progress.say if ranks.is_main else silent
 
-        def earlier() -> int | None:
+        def earlier() -> tuple[int | None, int]:
             plan = planned(spec, options, silent)
             runs = [run for run in list_runs(plan.folder.parent)
                     if str(run.manifest["model"]).startswith(f"{self._name} step ")
                     and _settings(run, *_DOCUMENTS) == _settings(plan, *_DOCUMENTS)]  # fmt: skip
             newest = max(runs, key=lambda run: str(run.manifest["created"]), default=None)
-            return None if newest is None else newest.manifest["specification"]["sample"]
+            documents = max(about["count"] for about in plan.manifest["documents"].values())
+            return None if newest is None else newest.manifest["specification"]["sample"], documents
 
-        if (known := ranks.from_main(earlier)) is not None:
-            return known
-        began, (at, first) = time.monotonic(), self._first or (0.0, step)
-        with temporary_folder() as folder:
-            *_, of_batches = self._run(ranks, spec, options | {"output": folder}) if step > first else (0.0,)
-        seconds = time.monotonic() - began
-
-        def chosen() -> int | None:
-            if step == first:
+        known, most = ranks.from_main(earlier)
+        if known is not None or step == first:
+            if known is None:
                 say(f"budget: no step has been timed at step {step:,}, which is not evaluated; call it at each step")
-                return None
-            interval = (began - at) / (step - first) * (self._every or 1)
-            allowed, fixed, each = interval * share, seconds - of_batches, of_batches / _PILOT
-            count = max(1, int((allowed - fixed) / each))
-            cost = fixed + count * each
-            say(
-                f"budget: {allowed:,.1f} s of {interval:,.1f} s between evaluations; a sample of {count:,} documents "
-                f"of each task takes about {cost:,.1f} s"
-                + (f", more than the budget; evaluate less often than every {self._every:,} steps" * (cost > allowed))
-            )
-            return count
+            return known
+        interval, fixed = ranks.from_main(
+            lambda: ((began - at) / (step - first) * (self._every or 1), time.monotonic() - began)
+        )
+        allowed, count = interval * share, _PILOT
 
-        return ranks.from_main(chosen)
+        def timed() -> float:
+            """Return the seconds of an evaluation for each document; of larger samples they are at most as many."""
+            started = time.monotonic()
+            with temporary_folder() as folder:
+                self._run(ranks, spec, options | {"sample": count, "output": folder})
+            return ranks.from_main(lambda: (time.monotonic() - started) / count)
 
-    def _run(self, ranks: Ranks, spec: LiveSpec, options: Mapping[str, Any]) -> tuple[Any, Run | None, float]:
-        """Compute a run; return its plan and it, in the main process, and the seconds of its batches."""
-        main, say, seconds = ranks.is_main, self._progress.say, 0.0
+        timed()  # once more than needed: kernels are compiled, documents read
+        each = timed()
+        while 2 * count <= (fitting := min(most, int((allowed - fixed) / each))):
+            count = min(4 * count, fitting // 2 + 1)
+            each = timed()
+        sample = max(1, min(most, int((allowed - fixed) / each)))
+        seconds = fixed + max(sample, _PILOT) * each
+        advice = f", more than the budget; evaluate less often than every {self._every:,} steps" * (seconds > allowed)
+        say(
+            f"budget: {allowed:,.1f} s of {interval:,.1f} s between evaluations; a sample of {sample:,} documents of "
+            f"each task takes about {seconds:,.1f} s{advice}"
+        )
+        return sample
+
+    def _run(self, ranks: Ranks, spec: LiveSpec, options: Mapping[str, Any]) -> tuple[Any, Run | None]:
+        """Compute a run; return its plan and it, in the main process."""
+        main, say, called = ranks.is_main, self._progress.say, isinstance(spec.module, CalledModel)
         plan = ranks.agree(lambda: planned(spec, options, say) if main else None)
         run = ranks.agree(lambda: finished(plan, say) if plan is not None else None)
+        tokens = min(ranks.all(ranks.agree(spec.module.token_budget if called else int)))
         with ExitStack() as stack:
             opening = opened(plan, say) if plan is not None and run is None else None
             current = ranks.agree(lambda: None if opening is None else stack.enter_context(opening))
@@ -353,24 +355,20 @@ class InLoop:
                 if plan is None or current is None or not current.is_missing:
                     return None
                 kind, budget = benchmark(plan.manifest["kind"]), current.budget()
-                if isinstance(spec.module, CalledModel):
-                    if kind.kind not in _SCORED:
-                        raise UsageError(
-                            f"suite {self._options.get('suite')}: needs more than a model's logits; use "
-                            "evalkit run --watch"
-                        )
-                    budget = Budget(budget.scored or spec.module.token_budget(), budget.kept)
+                if called and kind.kind not in _SCORED:
+                    suite = self._options.get("suite")
+                    raise UsageError(f"suite {suite}: needs more than a model's logits; use evalkit run --watch")
+                budget = Budget(budget.scored or tokens or None, budget.kept)
                 return kind.kind, kind.setup(plan), budget, plan.manifest["specification"]
 
             if (missing := ranks.from_main(work)) is not None:
-                seconds = self._compute(ranks, spec, current, *missing)
-            run = ranks.agree(lambda: run if current is None else current.finish())
-        return plan, run, seconds
+                self._compute(ranks, spec, current, *missing)
+            return plan, ranks.agree(lambda: run if current is None else current.finish())
 
     def _compute(
         self, ranks: Ranks, spec: LiveSpec, current: OpenRun | None, name: str, setup: Any, budget: Budget,
         specification: Mapping[str, Any],
-    ) -> float:  # fmt: skip
+    ) -> None:  # fmt: skip
         """Compute the missing batches of a run, one at a time in each process; the main process has the run open."""
         kind, progress = benchmark(name), self._progress
         fill = spec.module.fill if isinstance(spec.module, CalledModel) else None
@@ -409,15 +407,11 @@ class InLoop:
                 current.report(progress.share(), progress.seconds_left())
 
         with stack:
-            batches, started = ranks.agree(begin), time.perf_counter()
-            while True:
-                group = ranks.agree(lambda: list(islice(batches, ranks.size)))
-                empty = [None] * (ranks.size - len(group))
-                is_more, batch = ranks.shared([(bool(group), each) for each in (*group, *empty)])
-                if not is_more:
-                    return time.perf_counter() - started
-                results = ranks.to_main(ranks.agree(lambda: compute(batch) if batch else None, fill))  # noqa: B023
-                ranks.agree(lambda: store(group, results))  # noqa: B023
+            batches = ranks.agree(begin)
+            while group := ranks.from_main(lambda: list(islice(batches, ranks.size))):
+                batch = group[ranks.rank] if ranks.rank < len(group) else None
+                results = ranks.all(ranks.agree(lambda: compute(batch) if batch else None, fill))  # noqa: B023
+                ranks.agree(lambda: store(group, results) if ranks.is_main else None)  # noqa: B023
 
 
 def _settings(run: Any, *without: str) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         trainer: the trainer that the callback is added to.
         every: steps (updates of the weights) between two evaluations; None: only at the end.
         at_end: whether to evaluate after the last step, too.
+        budget: share of the training's time, such as "2%", that evaluations may take; see `evalkit.InLoop`.
         on_error: what a failed evaluation does: "warn" logs a warning and the training goes on; "raise" ends it.
         tokenizer: the model's tokenizer; None: the trainer's `processing_class`.
         settings: further settings of the suite's benchmark, see `evalkit.evaluate`.
@@ -58,6 +59,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         *,
         every: int | None = None,
         at_end: bool = True,
+        budget: str | None = None,
         on_error: Literal["warn", "raise"] = "warn",
         tokenizer: transformers.PreTrainedTokenizerBase | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -79,50 +81,44 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if (tokenizer := trainer.processing_class if tokenizer is None else tokenizer) is None:
             raise UsageError("the trainer has no processing_class; pass tokenizer=…, the tokenizer of the model")
         shared.setdefault("name", trainer.args.run_name or self._folder.name or "training")
-        self._evaluate_model = InLoop(
-            tokenizer=tokenizer, on_error=on_error, settings=settings, attention=attention, progress=progress, **shared
-        )
+        self._inloop = InLoop(
+            tokenizer=tokenizer, every=self._every, budget=budget, on_error=on_error, settings=settings,
+            attention=attention, progress=progress, **shared,
+        )  # fmt: skip
         self._is_training = False
-        self._evaluated: int | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Plan an evaluation before the first step, so that invalid options and missing documents are found."""
-        self._evaluated, self._is_training = None, True
-        self._evaluate_model.check(self._trainer.model)
+        self._inloop.evaluated, self._is_training = None, True
+        self._inloop.check(self._trainer.model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Evaluate the model if it is time for it; gradients of the step are already applied and removed."""
-        due = self._every is not None and state.global_step % self._every == 0
-        if due or (self._at_end and control.should_training_stop):
-            self._evaluate(state, control)
+        self._evaluate(state, control, control.should_training_stop)
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Evaluate the model at the end of a training that another callback stopped."""
-        if self._at_end and control.should_training_stop:
-            self._evaluate(state, control)
+    on_epoch_end = on_step_end
+    """For a training that another callback has stopped since."""
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Evaluate the last step if it is not evaluated yet."""
-        is_due = self._at_end and self._evaluated != state.global_step
         best = state.best_model_checkpoint if args.load_best_model_at_end else None
-        if is_due and best is None:
-            self._evaluate(state, control)
-        elif is_due and state.is_world_process_zero:
+        if best is None:
+            self._evaluate(state, control, is_last=True)
+        elif self._at_end and self._inloop.evaluated != state.global_step and state.is_world_process_zero:
             # The weights are those of another step by now
             _log.warning(
                 "step %s, the last one, is not evaluated: the trainer has loaded %s", f"{state.global_step:,}", best
             )
-        self._evaluate_model.close()
+        self._inloop.close()
         self._is_training = False
 
-    def _evaluate(self, state: Any, control: Any) -> None:
-        """Evaluate the model and log its metrics, in all processes."""
-        step = state.global_step
-        if not self._is_training or self._evaluated == step:
+    def _evaluate(self, state: Any, control: Any, is_last: bool) -> None:
+        """Evaluate the model, if it is time for it, and log its metrics, in all processes."""
+        step, now = state.global_step, is_last and self._at_end
+        if not self._is_training or self._inloop.evaluated == step or (self._every is None and not now):
             return
-        self._evaluated = step
         saved_as = self._folder / f"checkpoint-{step}"
-        if metrics := self._evaluate_model(self._trainer.model, step, saved_as=saved_as):
+        if metrics := self._inloop(self._trainer.model, step, saved_as=saved_as, now=now):
             # Logging tells the trainer that its own numbers of this step are logged, too, which they are not
             should_log = control.should_log
             self._trainer.log(dict(metrics))

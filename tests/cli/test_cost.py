@@ -19,6 +19,7 @@ from evalkit.compatibility.torch import HeldBytes
 from evalkit.models.quantisation import calibration_ids
 from evalkit.models.zoo.shapes import cache_bytes_per_token, flops_per_token, read_shape
 from evalkit.studies.cost import floors, generate, outliers, rates, summarised, times_as_fast
+from evalkit.studies.dry_run import now
 from tests.benchmarks.attention import plainly
 from tests.cli.conftest import Command, complains
 from tests.models.loading import load_folder, rewrite
@@ -39,7 +40,7 @@ def literal_measures(states: torch.Tensor) -> tuple[float, float, float]:
 
 def test_measures_of_states_and_attention_equal_loops(tmp_path: Path) -> None:
     loaded = load_folder(tiny_checkpoint(tmp_path / "tiny", layers=3), attention="eager")
-    ids = calibration_ids(loaded.model, loaded.tokenizer)[:, :70]
+    ids = calibration_ids(loaded.model, loaded.tokenizer, 70)
     table, inputs = outliers(loaded, ids, print), list[torch.Tensor]()
     # transformers' last hidden state comes after the norm
     loaded.model.model.norm.register_forward_pre_hook(lambda _, states: inputs.append(states[0]))
@@ -58,7 +59,7 @@ def test_planted_outliers_are_found(tmp_path: Path) -> None:
     """One channel of layer 1's output is 500 times as large, and stays in the residual stream."""
     folder = tiny_checkpoint(tmp_path / "tiny", layers=4)
     before = load_folder(folder)
-    ids = calibration_ids(before.model, before.tokenizer)[:, :40]
+    ids = calibration_ids(before.model, before.tokenizer, 40)
     plain = outliers(before, ids, print)
     rewrite(folder, lambda stored: stored["model.layers.1.mlp.down_proj.weight"][5].mul_(500))
     planted = outliers(load_folder(folder), ids, print)
@@ -93,6 +94,33 @@ def test_floors_and_bytes_are_those_of_the_config(variant: str, tmp_path: Path) 
     assert held.peak > cache
 
 
+@pytest.mark.parametrize("tokens", [24, 100])
+def test_floors_count_the_keys_in_windows_only(tokens: int) -> None:
+    window, new = 32, 4
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": window, "num_hidden_layers": 2}
+    config = AutoConfig.for_model("gemma3_text", vocab_size=64, hidden_size=32, intermediate_size=32, head_dim=8,
+                                  num_attention_heads=4, num_key_value_heads=2, **layers)  # fmt: skip
+    model, ids = AutoModelForCausalLM.from_config(config).eval(), torch.arange(tokens)[None] % 64
+    caches = [generate(model, ids[:, :length], 1)[2] for length in (tokens, tokens - 1)]
+    pairs = sum(min(query + 1, window) + query + 1 for query in range(tokens))
+    matrices = sum(part.numel() for part in model.parameters() if part.dim() > 1) - 64 * 32
+    prefill, _ = floors(model, 1, tokens, new, caches[0], (1.0, math.inf))
+    assert prefill == 2 * matrices * tokens + 2 * 64 * 32 + 4 * 4 * 8 * pairs
+    read = [floors(model, 1, tokens, length, caches[0], (math.inf, 1.0))[1] for length in (1, 3)]
+    # Of one further token the cache of the other layer grows only, once the window is full
+    assert read[1] - read[0] == pytest.approx(caches[0] - caches[1], rel=0.05)
+
+
+def test_times_end_when_the_device_of_the_model_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever device is the current one."""
+    waited = list[str]()
+    monkeypatch.setattr("torch.accelerator.synchronize", lambda device: waited.append(str(device)))
+    assert now("cuda:1") > 0
+    assert now(torch.device("mps")) > 0
+    assert now("cpu") > 0
+    assert waited == ["cuda:1", "mps"]
+
+
 def test_ratios_are_of_rounds_with_a_t_interval() -> None:
     dice = np.random.default_rng(0)
     noise, ratio = dice.lognormal(0, 0.5, 9), dice.lognormal(math.log(2), 0.03, 9)
@@ -115,7 +143,8 @@ def test_models_take_turns_and_are_compared_by_round(tmp_path: Path) -> None:
               (("a", 1), ("b", 2))}  # fmt: skip
     timings = rates(models, [2], [16], 2, 2, lambda _: None)
     order = timings[timings["step"] == "decode"].groupby(["batch", "round"])["checkpoint"].agg("".join)
-    assert order.tolist() == ["ab", "ba"]
+    first, second = order.tolist()
+    assert first == second[::-1]
     records = summarised(timings)
     shown = [(record["step"], record["checkpoint"]) for record in records]
     assert shown == [("prefill", "a"), ("prefill", "b"), ("decode", "a"), ("decode", "b")]
@@ -140,6 +169,9 @@ def test_the_command(evalkit: Command, tmp_path: Path) -> None:
     drawn = (tmp_path / "cost.svg").read_text(encoding="utf-8")
     for text in ("first", "second", "Prefill, batch 1", "Decode, batch 1", "kurtosis"):
         assert text in drawn
+    alone = json.loads(evalkit("cost", "first", "first", *given[5:], "--lengths", "8,8", "--format", "json").out)
+    assert [record["checkpoint"] for record in alone["rates"]] == ["first", "first #2"] * 2
+    assert all(("ratio" in record) == (record["checkpoint"] == "first #2") for record in alone["rates"])
     complains(evalkit("cost", "first", "--lengths", "250"), 2, "--lengths 250", "first has a window of 256")
     complains(evalkit("cost", "first", "--batches", "none"), 2, "--batches", "whole number")
     complains(evalkit("cost", "first", "--quantise", "w8"), 2, "--quantise")

@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from evalkit.compatibility.torch import compiled
+from evalkit.compatibility.torch import uncompiled
 from evalkit.compatibility.transformers import (
     attention_of,
     config_class,
@@ -98,5 +98,6 @@ def test_the_gguf_bar_is_off_inside_only(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_what_is_inside_of_a_compiled_module() -> None:
     module = torch.nn.Linear(2, 2)
-    assert compiled(torch.compile(module)) is module
-    assert compiled(module) is compiled(torch.nn.Sequential(module)) is None
+    assert uncompiled(torch.compile(module)) is module
+    assert uncompiled(module) is module
+    assert type(uncompiled(torch.nn.Sequential(module))) is torch.nn.Sequential

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import linear
-from transformers import AutoModelForCausalLM, GPT2Config
+from transformers import AutoModelForCausalLM, GPT2Config, OPTConfig
 
 import evalkit
 from evalkit.errors import CheckpointError, UsageError
@@ -19,6 +20,7 @@ from evalkit.models.quantisation import Rounding, rounded, rounded_activations
 from evalkit.scoring.engine import Engine
 from tests.models.loading import load_folder, refused
 from tests.scoring.conftest import from_alone, with_choices
+from tests.tiny import VOCABULARY, tiny_checkpoint
 
 F = np.float32
 
@@ -100,6 +102,16 @@ def test_every_linear_layer_but_the_head_computes_with_rounded_numbers(checkpoin
             plain.model(torch.tensor([[plain.bos_id, *tokens][:512]]))
         assert plain.model(ids).logits.equal(loaded.model(ids).logits)
     assert loaded.model.lm_head.weight.equal(plain.model.lm_head.weight)
+
+
+def test_scales_are_measured_within_the_window(tmp_path: Path) -> None:
+    """Learned positions end at the window, before the 512 tokens of the text do."""
+    folder = tmp_path / "opt"
+    shutil.copytree(tiny_checkpoint(tmp_path / "tiny"), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    options = {"vocab_size": VOCABULARY, "hidden_size": 32, "ffn_dim": 32, "word_embed_proj_dim": 32}
+    config = OPTConfig(num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=64, **options)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    assert load_folder(folder, quantise="a8t").window == 64
 
 
 @pytest.mark.parametrize("setting", ["w8a8", "w4g16a8t"])

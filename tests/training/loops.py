@@ -1,7 +1,8 @@
 """Plain training loops, in one process or in those that torchrun starts with this file; and a model of nanoGPT's form.
 
-A job names a model, how it is distributed, and the arguments of `evalkit.InLoop`, or none. Its results are in files
-named after it: of each rank, the state after the last update; and what the loop returned.
+A job names a model (or transformers' Trainer), how it is distributed, and the arguments of `evalkit.InLoop` (or
+`TrainerCallback`), or none. Its results are in files named after it: of each rank, the state after the last update; and
+what the loop returned.
 """
 
 from __future__ import annotations
@@ -13,14 +14,20 @@ import random
 import signal
 import subprocess
 import sys
+import time
+import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
+from accelerate import DistributedType, FullyShardedDataParallelPlugin, PartialState
+from accelerate.state import AcceleratorState
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
@@ -32,8 +39,10 @@ from evalkit.benchmarks.multiple_choice.scoring import Scoring
 from evalkit.compatibility.torch import shard_of
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError
+from evalkit.models.loading.load import LoadedModel
 from tests.models.variants.building import COG, DIFFERENTIAL, INTEGRAL, VANILLA, model_of
 from tests.tiny import VOCABULARY
+from tests.training.trainers import state_of, trainer_of
 
 ROOT = Path(__file__).parents[2]
 ATTENTIONS = {"vanilla": VANILLA, "cog": COG, "differential": DIFFERENTIAL, "integral": INTEGRAL}
@@ -113,10 +122,12 @@ def train(
     rank: int = 0,
     evaluates: Callable[[nn.Module, int], dict[str, float]] | None = None,
     between: bool = False,
+    unsynced: bool = False,
 ) -> tuple[dict[str, Any], dict[int, dict[str, float]]]:
     """Train; return all state that a further update depends on, and what evaluations returned.
 
-    Gradients add up over two backward passes; an evaluation is after an update, or `between` the two.
+    Gradients add up over two backward passes, of which the first is `unsynced` in sharded models; an evaluation is
+    after an update, or `between` the two.
     """
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -125,6 +136,8 @@ def train(
     logged, losses = {}, []
     for step in range(1, steps + 1):
         for part in range(2):
+            if unsynced:
+                model.set_requires_gradient_sync(part == 1)  # type: ignore[operator]
             loss = loss_of(model, torch.randint(VOCABULARY, (2, 24), device=device))
             loss.backward()
             losses.append(float(loss.detach()))
@@ -162,14 +175,67 @@ def in_loop(arguments: dict[str, Any]) -> evalkit.InLoop:
     return evalkit.InLoop(**(arguments | {"tokenizer": tokenizer, "progress": Progress(live=False)}))
 
 
+class Slow(Progress):
+    """Makes the first evaluation last longer than the training's timeout."""
+
+    seconds = 0.0
+
+    def start(self, total: float, done: float) -> None:
+        """Wait."""
+        time.sleep(Slow.seconds)
+        Slow.seconds = 0.0
+
+
+def shard(trainer: Any) -> None:
+    """Make a trainer shard its model by `fully_shard`, which accelerate does on accelerators only unless told."""
+    state = trainer.accelerator.state
+    state.distributed_type = PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+    state.fsdp_plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False,
+        transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+    )  # fmt: skip
+    if trainer.args.bf16:
+        state.fsdp_plugin.set_mixed_precision("bf16")
+    trainer.is_fsdp_enabled = True
+
+
+def run_trainer(job: dict[str, Any], folder: Path) -> None:
+    """Train with transformers' Trainer, with the callback if it has arguments."""
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise CheckpointError("no space")
+
+    warnings.simplefilter("ignore")
+    AcceleratorState._reset_state(reset_partial_state=True)
+    Slow.seconds = job.get("seconds", 0.0)
+    is_sharded = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if job["kind"] == "fsdp" else {}
+    with mock.patch.dict(os.environ, is_sharded), ExitStack() as stack:
+        if job.get("fails"):
+            stack.enter_context(mock.patch.object(LoadedModel, "of", failing))
+        trainer = trainer_of(Path(job["start"]), folder / "x", **({"max_steps": 4} | job["training"]))
+        if is_sharded and trainer.args.use_cpu:
+            shard(trainer)
+        if job["arguments"] is not None:
+            trainer.add_callback(evalkit.TrainerCallback(trainer, progress=Slow(live=False), **job["arguments"]))
+        trainer.train()
+    rank = torch.distributed.get_rank()
+    kinds = {"wrapper": type(trainer.model_wrapped).__name__, "model": type(trainer.model).__name__}
+    torch.save(state_of(trainer) | {"all": trainer.state.log_history} | kinds, folder / f"{job['name']}-{rank}.pt")
+
+
 def run_job(job: dict[str, Any], folder: Path) -> None:
     """Do one job as one of the processes; without steps, evaluate the model that no update has changed.
 
     A fault is in `compute` at the count-th batch of a rank, or in the first pass of all ranks in evaluation mode.
     """
+    if job["model"] == "trainer":
+        run_trainer(job, folder)
+        return
     rank = torch.distributed.get_rank()
     cuda = job.get("device") == "cuda"
     model = built(job["model"]).to("cuda" if cuda else "cpu")
+    if job.get("differs"):
+        model.config.device = f"cuda:{rank}"  # type: ignore[union-attr]
     model = distributed(model, job["kind"], job.get("half", False))
     inloop = None if job["arguments"] is None else in_loop(job["arguments"])
     fault, computed = job.get("fault", {}), Counter[str]()
@@ -195,7 +261,8 @@ def run_job(job: dict[str, Any], folder: Path) -> None:
         if job["steps"]:
             if job.get("first") and inloop is not None:
                 inloop(model, 0)
-            state, logged = train(model, job["steps"], rank, inloop, job.get("between", False))
+            options = {name: job.get(name, False) for name in ("between", "unsynced")}
+            state, logged = train(model, job["steps"], rank, inloop, **options)
             torch.save(state, folder / f"{job['name']}-{rank}.pt")
         elif inloop is not None:
             logged = {0: inloop(model, 0)}
@@ -206,7 +273,7 @@ def run_job(job: dict[str, Any], folder: Path) -> None:
 
 
 def launch(
-    folder: Path, jobs: list[dict[str, Any]], processes: int = 2, backend: str = "gloo"
+    folder: Path, jobs: list[dict[str, Any]], processes: int = 2, backend: str | None = "gloo"
 ) -> subprocess.CompletedProcess[str]:
     """Do jobs in processes of torchrun."""
     folder.mkdir(exist_ok=True)
@@ -231,7 +298,8 @@ def main(root: Path) -> None:
     # Processes that wait for each other end with their tracebacks
     faulthandler.dump_traceback_later(int(os.environ.get("EVALKIT_TEST_SECONDS", "240")), exit=True)
     given = json.loads((root / "jobs.json").read_text())
-    torch.distributed.init_process_group(given["backend"])
+    if given["backend"]:
+        torch.distributed.init_process_group(given["backend"])
     for each in given["jobs"]:
         run_job(each, root)
     torch.distributed.destroy_process_group()

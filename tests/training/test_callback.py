@@ -262,7 +262,7 @@ def test_what_is_invalid_is_found_before_the_first_step(folder: Path, asked: dic
 
 def test_its_arguments_are_those_of_evaluate() -> None:
     """All but those about reading a checkpoint's files, with the same defaults and types."""
-    own = {"trainer", "every", "at_end", "on_error", "name", "tokenizer"}
+    own = {"trainer", "every", "at_end", "budget", "on_error", "name", "tokenizer"}
     of_files = {"model", "revision", "device", "device_map", "dtype", "quantise", "context", "context_method",
                 "context_original", "context_config", "allow_pickle", "trust_remote_code"}  # fmt: skip
     mine = inspect.signature(evalkit.TrainerCallback).parameters

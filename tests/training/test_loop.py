@@ -5,27 +5,34 @@ from __future__ import annotations
 import csv
 import logging
 import time
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from accelerate import Accelerator
 from tensorboardX import SummaryWriter
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import evalkit
+from evalkit.benchmarks.multiple_choice.scoring import Scoring
 from evalkit.comparison.curves import curve
 from evalkit.comparison.sides import Side, find_alike, find_trainings
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError, EvalkitError, UsageError
-from evalkit.models.live import live_model
+from evalkit.models.live import LiveSpec, live_model
+from evalkit.models.loading.fingerprint import fingerprint
 from evalkit.models.module_state import state_digest
 from evalkit.runs.folder import JOURNAL
 from evalkit.studies.watch import GrowingCurve
 from tests.marks import fast
-from tests.tiny import tiny_checkpoint
+from tests.tiny import VOCABULARY, tiny_checkpoint
 from tests.training.loops import Nano, asked, built, in_loop, train
 from tests.training.trainers import equal
 
@@ -141,30 +148,139 @@ def tokenizer_of(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def test_its_identity_is_its_state_settings_and_code(folder: Path, tmp_path: Path) -> None:
-    def identity(model: nn.Module) -> Any:
-        about = {"tokenizer": tokenizer_of(folder), "device": "auto", "dtype": "auto", "attention": "auto"}
-        with live_model(model, "x", before=lambda: None, **about) as spec:
-            checkpoint = spec.probed().locate()
-            return checkpoint.state, (checkpoint.folder / "config.json").read_text()
+def about(model: nn.Module, folder: Path) -> Any:
+    """Return the fingerprint of a model that is only called, with its dtype."""
+    given = {"tokenizer": tokenizer_of(folder), "device": "auto", "dtype": "auto", "attention": "auto"}
+    with live_model(model, "x", before=lambda: None, **given) as spec:
+        probed = spec.probed()
+        return SimpleNamespace(**asdict(fingerprint(probed.locate())), dtype=probed.dtype)
 
+
+def test_its_identity_is_its_state_settings_and_code(folder: Path) -> None:
     model = built("nano")
-    first = identity(model)
-    assert identity(built("nano")) == first
+    first = about(model, folder)
+    assert about(built("nano"), folder) == first
     other = Nano()
     other.load_state_dict(model.state_dict())
     other.config.block_size = 256
-    assert identity(other)[0] == first[0] and identity(other)[1] != first[1]
+    assert about(other, folder).weights == first.weights and about(other, folder).config != first.config
 
     class Changed(Nano):
         """The same weights, and other code."""
 
     changed = Changed()
     changed.load_state_dict(model.state_dict())
-    assert identity(changed) != first
+    assert about(changed, folder) != first
     with torch.no_grad():
         model.lm_head.weight[0, 0] += 1e-3  # type: ignore[operator]
-    assert identity(model)[0] != first[0]
+    assert about(model, folder).weights != first.weights
+
+
+def changed_heads(model: Any) -> None:
+    model.blocks[0].heads = 2
+
+
+def changed_rope(model: Any) -> None:
+    model.config.rope["theta"] = 500.0
+
+
+def changed_table(model: Any) -> None:
+    model.positions[0] = 1
+
+
+@pytest.mark.parametrize("change", [changed_heads, changed_rope, changed_table])
+def test_what_weights_do_not_tell_is_in_the_identity(change: Any, folder: Path) -> None:
+    model: Any = built("nano")
+    model.config.rope = {"theta": 10000.0, "scaling": SimpleNamespace(kind="none", of=model.config)}
+    model.positions = torch.arange(8)
+    first = about(model, folder)
+    assert about(model, folder) == first
+    change(model)
+    assert about(model, folder).config != first.config
+
+
+class Wide(Nano):
+    """As nanochat's model: logits are float32, whatever it computes in."""
+
+    def __init__(self) -> None:
+        super().__init__(width=64, layers=4)
+
+    def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> Any:
+        logits, loss = super().forward(idx, targets)
+        return logits.float(), loss
+
+
+def test_half_precision_within_a_model_is_its_dtype(folder: Path, documents: Path, tmp_path: Path) -> None:
+    """Of autocast around the evaluation or, by accelerate, the model; its rounding is no look at later tokens."""
+    torch.manual_seed(0)
+    model = Wide()
+    exact = about(model, folder)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = about(model, folder)
+        assert in_loop(asked(documents, tmp_path / "runs", folder, tasks=["piqa"]))(model, 1)
+    [run] = evalkit.list_runs(tmp_path / "runs")
+    assert run.manifest["specification"]["dtype"] == "bfloat16"
+    with torch.autocast("cpu", torch.float16):
+        other = about(model, folder)
+    assert (exact.dtype, half.dtype, other.dtype) == ("float32", "bfloat16", "float16")
+    assert len({exact.config, half.config, other.config}) == 3
+    prepared = Accelerator(mixed_precision="bf16", cpu=True).prepare(Wide())
+    assert about(prepared, folder).dtype == "bfloat16"
+
+
+def test_weights_that_autocast_has_cast_before_an_update_are_not_scored(folder: Path) -> None:
+    """It keeps casts until its outermost context ends."""
+    model, ids = built("nano").eval(), torch.arange(8)[None]
+    given = {"tokenizer": tokenizer_of(folder), "device": "auto", "dtype": "auto", "attention": "auto"}
+    with torch.autocast("cpu", torch.bfloat16):
+        model(ids, ids)[1].backward()
+        with torch.no_grad():
+            model.lm_head.weight += 1.0  # type: ignore[operator]
+        with live_model(model, "x", before=lambda: None, **given) as spec:
+            logits = spec.probed().module(ids).logits
+        with torch.enable_grad():
+            loss = model(ids, ids)[1]
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert logits.equal(model(ids, ids)[0])
+    loss.backward()
+
+
+@pytest.fixture
+def _alone() -> Iterator[None]:
+    """A process group of this process."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_alone")
+def test_a_model_that_is_compiled_before_it_is_sharded(folder: Path, documents: Path, tmp_path: Path) -> None:
+    """As accelerate does; it is not compiled for the evaluation. The policy is in its identity."""
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("compiled")
+
+    sharded = fully_shard(torch.compile(AutoModelForCausalLM.from_pretrained(folder), backend=never))
+    metrics = in_loop(asked(documents, tmp_path / "runs", folder))(sharded, 1)
+    assert metrics == in_loop(asked(documents, tmp_path / "whole", folder))(
+        AutoModelForCausalLM.from_pretrained(folder), 1
+    )
+    [run] = evalkit.list_runs(tmp_path / "runs")
+    assert run.manifest["loaded"]["architecture"] == "LlamaForCausalLM" and run.manifest["sharing"]["shares"]
+    policies = [MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=kind)
+                for kind in (torch.float32, torch.bfloat16)]  # fmt: skip
+    kinds = [about(fully_shard(built("nano"), mp_policy=policy), folder) for policy in policies]
+    assert [kind.dtype for kind in kinds] == ["bfloat16"] * 2
+    assert kinds[0].config != kinds[1].config
+
+
+def test_logits_of_a_batch_fit_into_the_free_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"tokenizer": tokenizer_of(folder), "device": "auto", "dtype": "auto", "attention": "auto"}
+    with live_model(built("nano"), "x", before=lambda: None, **given) as spec:
+        module, copies = spec.probed().module, 4 * 4 * VOCABULARY
+        for free, tokens in ((2**40, 2048), (4 * copies * 500, 500), (0, 128)):
+            monkeypatch.setattr("evalkit.models.called.free_bytes", lambda _, free=free: free)
+            assert module.token_budget() == tokens
 
 
 @pytest.mark.training
@@ -172,6 +288,37 @@ def test_gradients_of_a_first_backward_pass_stay(folder: Path, documents: Path, 
     expected, _ = train(built("nano"), 3)
     state, logged = train(built("nano"), 3, 0, in_loop(asked(documents, tmp_path / "runs", folder)), between=True)
     assert all(equal(state[what], expected[what]) for what in expected) and len(logged) == 3
+
+
+@pytest.mark.parametrize("slow", [1e-6, 0.05])
+def test_a_budget_bounds_all_of_an_evaluation(
+    slow: float, folder: Path, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the hash of the weights, on a clock that advances by it and by each document; never more than there are."""
+    clock, hashing = SimpleNamespace(now=0.0), 3.0
+    compute, identity = Scoring.compute, LiveSpec.identity
+
+    def slowly(computer: Any, batch: Any) -> Any:
+        clock.now += slow * batch.documents
+        return compute(computer, batch)
+
+    def hashed(*given: Any) -> Any:
+        clock.now += hashing
+        return identity(*given)
+
+    monkeypatch.setattr("evalkit.studies.loop.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr(Scoring, "compute", slowly)
+    monkeypatch.setattr(LiveSpec, "identity", hashed)
+    inloop = in_loop(asked(documents, tmp_path / "runs", folder, every=10, budget="5%", tasks=["piqa"]))
+    inloop(built("nano"), 0)
+    clock.now += 10 * 8.0
+    began = clock.now
+    assert inloop(built("nano"), 10)
+    [run] = evalkit.list_runs(tmp_path / "runs")
+    documents_of_task = run.manifest["documents"]["piqa"]["count"]
+    fitting = int((0.05 * 80.0 - hashing) / slow)
+    assert run.manifest["specification"]["sample"] == min(documents_of_task, fitting)
+    assert clock.now - began <= hashing + 4 * slow * 8 + 0.05 * 80
 
 
 @pytest.mark.training
@@ -213,7 +360,13 @@ def test_a_budget_chooses_the_sample_once(folder: Path, documents: Path, tmp_pat
     assert curve(Side("x", tuple(both))).documents == dict.fromkeys(("piqa", "boolq"), min(size, 2))
 
 
-def test_failures(folder: Path, documents: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_failures(
+    folder: Path,
+    documents: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A failed evaluation is a warning, and the training goes on, unless it is to end."""
 
     class Failing(Nano):
@@ -235,6 +388,9 @@ def test_failures(folder: Path, documents: Path, tmp_path: Path, caplog: pytest.
     assert "step 2 failed" in caplog.records[-1].getMessage() and "a defect" in caplog.records[-1].getMessage()
     with pytest.raises((ValueError, EvalkitError), match="a defect"):
         train(failing(), 3, 0, in_loop(given))
+    monkeypatch.setattr("evalkit.studies.loop.Ranks", mock.Mock(side_effect=RuntimeError("no connection")))
+    assert in_loop(given | {"on_error": "warn"})(built("nano"), 2) == {}
+    assert "no connection" in caplog.records[-1].getMessage()
 
 
 INVALID: list[tuple[dict[str, Any], str]] = [
@@ -243,6 +399,8 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"budget": "2"}, "budget is '2'"),
     ({"budget": "2%", "every": None}, "every="),
     ({"budget": "2%", "sample": 5}, "sample"),
+    ({"window": "x"}, "window"),
+    ({"suite": "zeroshot9"}, "zeroshot9"),
 ]
 
 
@@ -250,7 +408,9 @@ INVALID: list[tuple[dict[str, Any], str]] = [
 def test_invalid_arguments(changed: dict[str, Any], noun: str, folder: Path, documents: Path, tmp_path: Path) -> None:
     given = asked(documents, tmp_path / "runs", folder, every=2)
     with pytest.raises(UsageError, match=noun):
-        in_loop(given | changed)(built("nano"), 2)
+        in_loop(given | changed)
+    with pytest.raises(UsageError, match="tokenizer"):
+        evalkit.InLoop("zeroshot8", tokenizer=str(folder))  # type: ignore[arg-type]
 
 
 def test_modules_that_cannot_be_evaluated(folder: Path, documents: Path, tmp_path: Path) -> None:

@@ -161,12 +161,24 @@ def test_an_evaluation_anywhere_in_a_sharded_training(folder: Path, documents: P
         job("without", "vanilla", "fsdp", 2, None),
         job("first", "vanilla", "fsdp", 2, given | {"every": 4}, first=True),
         job("between", "vanilla", "fsdp", 2, given | {"output": str(tmp_path / "between")}, between=True),
+        job("unsynced-without", "vanilla", "fsdp", 2, None, unsynced=True),
+        job(
+            "unsynced",
+            "vanilla",
+            "fsdp",
+            2,
+            given | {"output": str(tmp_path / "unsynced")},
+            between=True,
+            unsynced=True,
+        ),
         job("budget", "nano", "fsdp", 4, given | {"output": str(tmp_path / "budget"), "every": 2, "budget": "50%"}),
+        # Its config names the device of the process
+        job("device", "nano", "ddp", 0, given | {"output": str(tmp_path / "device")}, differs=True),
     ]
     done = launch(tmp_path / "jobs", jobs)
     assert done.returncode == 0, done.stderr
-    for name in ("first", "between"):
-        for expected, state in zip(states(tmp_path / "jobs", "without"), states(tmp_path / "jobs", name), strict=True):
+    for name, other in (("first", "without"), ("between", "without"), ("unsynced", "unsynced-without")):
+        for expected, state in zip(states(tmp_path / "jobs", other), states(tmp_path / "jobs", name), strict=True):
             for what in expected:
                 assert equal(state[what], expected[what]), (name, what)
     sizes = {run.manifest["specification"]["sample"] for run in evalkit.list_runs(tmp_path / "budget")}

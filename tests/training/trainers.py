@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -16,6 +17,8 @@ from transformers import (
     default_data_collator,
     set_seed,
 )
+
+from evalkit.compatibility.torch import shard_of
 
 LENGTH = 16
 """Tokens of a row."""
@@ -74,8 +77,8 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
         if "loss" in entry
     ]
     return {
-        "weights": trainer.model.state_dict(),
-        "optimizer": trainer.optimizer.state_dict(),
+        "weights": tree_map_only(torch.Tensor, shard_of, trainer.model.state_dict()),
+        "optimizer": tree_map_only(torch.Tensor, shard_of, trainer.optimizer.state_dict()),
         "scheduler": trainer.lr_scheduler.state_dict(),
         "random": (random.getstate(), np.random.get_state()[1], torch.get_rng_state()),
         "training": {name: part.training for name, part in trainer.model.named_modules()},

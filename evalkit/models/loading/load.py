@@ -175,12 +175,13 @@ def load(
             trust_remote_code=checkpoint.trust_remote_code,
             say=say,
         )
+        text = model.config.get_text_config().to_dict()
+        window = context_window(given, text, tokenizer, say) if extension is None else extension.target
         if rounding is not None:
-            rounding.round_activations(tokenizer)
+            rounding.round_activations(tokenizer, window)
     # Not the temporary folders that they were read from
     model.name_or_path = model.config.name_or_path = str(checkpoint.folder)
     tokenizer.name_or_path = str(checkpoint.tokenizer or checkpoint.folder)
-    text = model.config.get_text_config().to_dict()
     determined = not checkpoint.trust_remote_code and placement is None and not getattr(model, "is_quantized", False)
     return LoadedModel.of(
         model,
@@ -188,7 +189,7 @@ def load(
         name=checkpoint.name,
         dtype=computed_in,
         device=main_device if placement is None else "+".join(placement.devices),
-        window=context_window(given, text, tokenizer, say) if extension is None else extension.target,
+        window=window,
         extension=extension,
         fingerprint=fingerprint,
         generation=generation if checkpoint.gguf is None else None,

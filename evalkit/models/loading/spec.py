@@ -49,8 +49,8 @@ class ModelSpec:
     attention: Literal["auto", "sdpa", "eager"] = setting("auto", "auto, sdpa or eager.", metavar="TEXT")
     quantise: str | None = setting(
         None,
-        "Simulated rounding of linear layers: weights to 8, 4 or 3 bits (w8, in groups w4g64), activations to 8 bits "
-        "(a8 by token, a8t by tensor), or both (w8a8).",
+        "Simulated rounding of linear layers: weights to 2 to 8 bits (w8, in groups w4g64), activations to 8 bits (a8 "
+        "by token, a8t by tensor), or both (w8a8).",
         "none",
     )
     context: int | Literal["none"] | None = setting(
@@ -106,7 +106,7 @@ def model_spec(model: str | Path, **options: Any) -> ModelSpec:
     if spec.device_map == "auto" and spec.device != "auto":
         raise UsageError(f"--device {spec.device} and --device-map auto both choose the device; leave one of them out")
     if spec.quantise is not None and not QUANTISATION.fullmatch(spec.quantise):
-        forms = "weights (w8, w4, w3, in groups w4g64), activations (a8 by token, a8t by tensor), or both (w8a8)"
+        forms = "weights (w2 to w8, in groups w4g64), activations (a8 by token, a8t by tensor), or both (w8a8)"
         raise UsageError(f"--quantise {spec.quantise}: expected {forms}")
     return spec
 
