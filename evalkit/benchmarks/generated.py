@@ -230,7 +230,7 @@ class GeneratedBenchmark(Benchmark):
     def batches(self, plan: Any, facts: GeneratingFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
         room, batches, unfinished = facts.room, [], self._unfinished_tasks(plan, finished)
         say(f"tokenising the prompts of {len(unfinished)} task{'s' * (len(unfinished) > 1)}")
-        if tokenizer("a").input_ids[-1] in facts.ends:
+        if not plan.manifest["specification"]["chat"] and tokenizer("a").input_ids[-1] in facts.ends:
             raise TemplateError("the tokenizer ends every text with EOS, so that nothing could follow a prompt")
         for task in unfinished:
             requests = self.generation_requests(plan, task, frozenset(facts.ends), tokenizer)

@@ -14,7 +14,7 @@ import numpy as np
 
 from evalkit.benchmarks.outcomes import Comparable, Label, Measure
 from evalkit.comparison.line import line_label, line_name
-from evalkit.comparison.pairing import PairedTask, Pairing, pair
+from evalkit.comparison.pairing import PairedTask, Pairing, pair, sample_names
 from evalkit.comparison.sentences import Unit, unit_of
 from evalkit.comparison.sides import Side, check_uniform, step_of
 from evalkit.errors import UsageError
@@ -84,7 +84,9 @@ def curve(side: Side, rule: str | None = None, steps_of_runs: Sequence[int] | No
             tasks[name] = _points(by_step, _accuracies(pairing, task, rule, measure, number), measure)
             counts[name], labels[name] = task.n, line_label(pairing.label(task.task), layer)
     whole = [_accuracies(pairing, task, rule, measure, None) for task in pairing.tasks]
-    mean_of_tasks = _points(by_step, [_average(of_step, measure) for of_step in zip(*whole, strict=True)], measure)
+    samples = sample_names(pairing.tasks)
+    averages = [_average(of_step, measure, samples) for of_step in zip(*whole, strict=True)]
+    mean_of_tasks = _points(by_step, averages, measure)
     runs = tuple(str(run.folder) for run in by_step.values())
     return Curve(side.name, model or side.name, rule, measure, runs, tasks, counts, chance, mean_of_tasks, labels)
 
@@ -122,10 +124,11 @@ def _accuracies(pairing: Pairing, task: PairedTask, rule: str, measure: Measure,
     return accuracies
 
 
-def _average(tasks: Sequence[_Accuracy], measure: Measure) -> _Accuracy:
-    sources, size = pooled([task.sources for task in tasks], [task.size for task in tasks])
-    of_all = _adjusted(average([task.estimate for task in tasks]), sources, size, measure)
-    return of_all._replace(adjusted=at_least_task_intervals(of_all.adjusted, [task.adjusted for task in tasks]))
+def _average(tasks: Sequence[_Accuracy], measure: Measure, samples: Sequence[str]) -> _Accuracy:
+    sources, size = pooled([task.sources for task in tasks], [task.size for task in tasks], samples)
+    of_all = _adjusted(average([task.estimate for task in tasks], samples), sources, size, measure)
+    of_tasks = [task.adjusted for task in tasks]
+    return of_all._replace(adjusted=at_least_task_intervals(of_all.adjusted, of_tasks, samples=samples))
 
 
 def _adjusted(estimate: Estimate, sources: float, size: float, measure: Measure) -> _Accuracy:

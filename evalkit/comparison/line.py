@@ -16,7 +16,7 @@ import numpy as np
 from evalkit.benchmarks.outcomes import Label, Measure
 from evalkit.comparison.borrowing import Borrowed, borrowed
 from evalkit.comparison.differences import TOO_FEW, AverageDifference, Difference, TaskDifference, verdict_of
-from evalkit.comparison.pairing import PairedTask, Pairing
+from evalkit.comparison.pairing import PairedTask, Pairing, sample_names
 from evalkit.stats import adjusted as adjusting
 from evalkit.stats import significance
 from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, average, interval, mean, skewness, t_quantile
@@ -184,16 +184,15 @@ def average_difference(
     """
     measure, count = lines[0].measure, len(lines)
     a, b = (np.stack([getattr(line, side).mean(axis=1) for line in lines]).mean(axis=0) for side in "ab")
-    of_tasks = [line.adjusted for line in lines]
-    samples = [line.paired.sample or str(number) for number, line in enumerate(lines)]
+    of_tasks, samples = [line.adjusted for line in lines], samples_of(lines)
     documents = average([line.documents for line in lines], samples)
     look = look_at_average(lines)
     nominal = look.level(level)
     if measure.bounds:
         sources, sizes = [line.paired.sources for line in lines], [line.size for line in lines]
-        adjusted = adjusting.adjusted_average(documents, of_tasks, sources, sizes, nominal)
+        adjusted = adjusting.adjusted_average(documents, of_tasks, sources, sizes, nominal, samples)
     else:
-        adjusted = adjusting.at_least_task_intervals(average(of_tasks, samples), of_tasks, nominal)
+        adjusted = adjusting.at_least_task_intervals(average(of_tasks, samples), of_tasks, nominal, samples)
     parts = None
     if spreads := [line.spread for line in lines if line.spread is not None]:
         shared = sum(of_line.shared for of_line in spreads) / count**2
@@ -210,6 +209,11 @@ def average_difference(
         smallest = lines[0].detectable(level) if count == 1 else detectable(adjusted, parts, measure.span, nominal)
         effect = replace(effect, detectable=smallest)
     return AverageDifference(**vars(effect))
+
+
+def samples_of(lines: Sequence[ScoredLine]) -> list[str]:
+    """Return the name of each line's sample of documents, which lines have in common that ask the same questions."""
+    return sample_names([line.paired for line in lines])
 
 
 def look_at_average(lines: Sequence[ScoredLine]) -> Look:
@@ -268,7 +272,10 @@ def line_label(label: Label, layer: int | None) -> Label:
 
 def worth_of(lines: Sequence[ScoredLine]) -> float | None:
     """Return how many times as many documents give an average the same error without earlier runs; None: unknown."""
-    alone, given = (average([getattr(line, name) for line in lines]).variance for name in ("alone", "documents"))
+    samples = samples_of(lines)
+    alone, given = (
+        average([getattr(line, name) for line in lines], samples).variance for name in ("alone", "documents")
+    )
     return alone / given if given > 0 else None
 
 
@@ -284,7 +291,8 @@ def efficiency(accuracy: Sequence[ScoredLine], other: Sequence[ScoredLine]) -> t
     Fieller's, of the ratio of two expectations, whatever both differences are: from 0 where the outcome's may be zero,
     without an upper end where accuracy's may be. None where there is no variance.
     """
-    first, second = (average([line.documents for line in lines]) for lines in (accuracy, other))
+    samples = samples_of(accuracy)
+    first, second = (average([line.documents for line in lines], samples) for lines in (accuracy, other))
     if not (first.variance > 0 and second.variance > 0):
         return None
     a, b = first.value / first.stderr, second.value / second.stderr
@@ -293,7 +301,7 @@ def efficiency(accuracy: Sequence[ScoredLine], other: Sequence[ScoredLine]) -> t
     for x, y in zip(accuracy, other, strict=True):
         scaled = x.differences / first.stderr + y.differences / second.stderr
         sums.append(mean(scaled, x.paired.clusters, x.paired.strata))
-    correlation = max(-1.0, min(1.0, average(sums).variance / 2 - 1))
+    correlation = max(-1.0, min(1.0, average(sums, samples).variance / 2 - 1))
     square = t_quantile((1 + CONFIDENCE) / 2, min(first.freedom, second.freedom)) ** 2
     times = (b / a) ** 2 if a else math.inf
     leading, half, last = a**2 - square, a * b - square * correlation, b**2 - square

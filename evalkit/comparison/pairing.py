@@ -56,6 +56,11 @@ class PairedTask:
         return self.n if self.clusters is None else len(np.unique(self.clusters))
 
 
+def sample_names(tasks: Sequence[PairedTask]) -> list[str]:
+    """Return a name for each task's sample, as `average` takes them: a common one, or the task's number."""
+    return [task.sample or str(number) for number, task in enumerate(tasks)]
+
+
 @dataclass(frozen=True)
 class Pairing:
     """Two sides, paired on the same documents."""

@@ -22,7 +22,7 @@ from evalkit.benchmarks.outcomes import Measure
 from evalkit.benchmarks.request import DEFAULT_SUITE
 from evalkit.comparison.comparison import compare_pairing
 from evalkit.comparison.differences import AverageDifference
-from evalkit.comparison.line import MCNEMAR, ScoredLine, average_difference, by_task
+from evalkit.comparison.line import MCNEMAR, ScoredLine, average_difference, by_task, samples_of
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
 from evalkit.comparison.sentences import Unit, continuous_sentence, unit_of
 from evalkit.comparison.sides import Side
@@ -78,7 +78,8 @@ class OutcomePlan:
                 self._of_task(*line, documents, seeds, level) for line in zip(self.lines, self.totals, strict=True)
             )
             return median_low(math.inf if smallest is None else smallest for smallest in tasks)
-        whole = average([_scaled(line, min(documents, n)) for line, n in zip(self.lines, self.totals, strict=True)])
+        scaled = [_scaled(line, min(documents, n)) for line, n in zip(self.lines, self.totals, strict=True)]
+        whole = average(scaled, samples_of(self.lines))
         if (spread := self.observed.spread) is not None:
             scale = spread.documents / whole.variance if whole.variance else 1.0
             of_average = seeds_detectable(spread, seeds, scale) if seeds > 1 else None

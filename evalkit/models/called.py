@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import distributed
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -93,7 +94,7 @@ class CalledModel(torch.nn.Module):
         The least precise dtype of its weights and of its modules' results counts: logits may be float32 again.
 
         Raises:
-            CheckpointError: they are no logits.
+            CheckpointError: the module returns no logits.
         """
         dtypes = {weight.dtype for weight in self.module.parameters() if weight.is_floating_point()}
 
@@ -101,8 +102,14 @@ class CalledModel(torch.nn.Module):
             if isinstance(output, torch.Tensor) and output.is_floating_point():
                 dtypes.add(output.dtype)
 
-        for part in self.module.modules():  # hooks are removed with all other traces of an evaluation
-            part.register_forward_hook(note)
+        hooks = [part.register_forward_hook(note) for part in self.module.modules()]
+        try:
+            self._probe(dtypes)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _probe(self, dtypes: set[torch.dtype]) -> None:
         for with_targets in (False,) if self.takes_masks else (False, True):
             self._targets = with_targets
             logits = self._logits(torch.zeros(1, 2, dtype=torch.long, device=self.device))
@@ -137,7 +144,8 @@ class CalledModel(torch.nn.Module):
 
     def token_budget(self) -> int:
         """Return the tokens of a batch whose logits fit into the memory that is free now, by a rough estimate."""
-        room = free_bytes(self.device) * _SHARE / (4 * _COPIES * self._head.weight.shape[0])
+        processes = distributed.get_world_size() if distributed.is_initialized() and self.device.type == "cpu" else 1
+        room = free_bytes(self.device) / processes * _SHARE / (4 * _COPIES * self._head.weight.shape[0])
         return max(128, min(_TOKENS.get(self.device.type, _MOST_TOKENS), int(room)))
 
     def _logits(self, ids: torch.Tensor, inputs: Mapping[str, Any] | None = None) -> Any:

@@ -61,7 +61,7 @@ def device_bytes(device: Any) -> int:
 
 
 def free_bytes(device: Any) -> int:
-    """Return the bytes of a device's memory that this process may use and that are free now."""
+    """Return the bytes of a device's memory that are free now; of a CPU, for all its processes together."""
     if torch.device(device).type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
         # Its allocator keeps memory of freed tensors

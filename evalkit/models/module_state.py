@@ -9,14 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from copy import copy, deepcopy
-from dataclasses import is_dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -90,32 +88,40 @@ def _attributes(module: Any) -> dict[str, tuple[type, dict[str, Any]]]:
 
 
 def attributes_digest(module: Any) -> str:
-    """Hash the public attributes of all modules: numbers, texts, tensors, and containers and configs of these."""
+    """Hash the public attributes of all modules: numbers, texts, tensors, and what contains these, such as configs."""
     seen = set[int]()
 
-    def plain(value: Any) -> Any:
+    def text(value: Any) -> str:
         if isinstance(value, torch.Tensor):
-            return _content_digest(value)
-        if isinstance(value, (Mapping, PreTrainedConfig)):
-            return stable(dict(value) if isinstance(value, Mapping) else value.to_dict())
-        if isinstance(value, (Set, Sequence)):
-            return sorted(map(str, value)) if isinstance(value, Set) else [*value]
-        # Many modules may have the same config, which may refer to itself
-        is_config = isinstance(value, (SimpleNamespace, Namespace)) or is_dataclass(value)
-        if is_config and not isinstance(value, type) and id(value) not in seen:
-            seen.add(id(value))
-            return vars(value) if hasattr(value, "__dict__") else str(value)
-        is_constant = isinstance(value, (Enum, torch.dtype))
-        return str(value if is_constant else getattr(value, "__qualname__", type(value).__qualname__))
+            return str(_content_digest(value))
+        if isinstance(value, (np.ndarray, np.generic)):
+            return f"{value.dtype} {value.shape} {hashlib.sha256(np.asarray(value).tobytes()).hexdigest()}"
+        if isinstance(value, PreTrainedConfig):
+            return text(stable(value.to_dict()))
+        if isinstance(value, Mapping):
+            return f"{{{', '.join(sorted(f'{text(key)}: {text(part)}' for key, part in value.items()))}}}"
+        if isinstance(value, (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype)):
+            return repr(value)
+        if isinstance(value, Set):
+            return f"{{{', '.join(sorted(map(text, value)))}}}"
+        if isinstance(value, Sequence):
+            return f"[{', '.join(map(text, value))}]"
+        if isinstance(value, partial):
+            return text([value.func, value.args, value.keywords])
+        # An object may be the attribute of many modules, and refer to itself; modules are listed by themselves
+        content = {} if isinstance(value, torch.nn.Module) or id(value) in seen else getattr(value, "__dict__", {})
+        seen.add(id(value))
+        name = getattr(value, "__qualname__", type(value).__qualname__)
+        return name if isinstance(value, type) else f"{name} {text(_public(content))}"
 
-    attributes = {
-        f"{name}\t{key}": value
-        for name, part in module.named_modules()
-        for key, value in vars(part).items()
-        if key not in (*_TRAINING, "name_or_path") and not key.startswith("_")
-    }
-    text = json.dumps(attributes, default=plain, skipkeys=True, check_circular=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    attributes = {name: _public(vars(part)) for name, part in module.named_modules()}
+    return hashlib.sha256(text(attributes).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _public(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes that may change a number."""
+    hidden = (*_TRAINING, "name_or_path")
+    return {key: value for key, value in attributes.items() if key not in hidden and not key.startswith("_")}
 
 
 @contextmanager

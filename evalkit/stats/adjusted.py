@@ -7,11 +7,12 @@ one lost. Their intervals neither cover too little where few documents differ no
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
-from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, t_quantile
+from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, parts_of_average, t_quantile
 
 
 def with_one_won_and_one_lost(estimate: Estimate, n: float, size: float = 1.0) -> Estimate:
@@ -39,6 +40,7 @@ def adjusted_average(
     sources: Sequence[float],
     sizes: Sequence[float],
     level: float = 1 - CONFIDENCE,
+    samples: Sequence[str] = (),
 ) -> Estimate:
     """Add two sources, one won and one lost, to an unweighted mean over tasks (to the pool of all tasks).
 
@@ -48,12 +50,16 @@ def adjusted_average(
         sources: number of sources of each task.
         sizes: size of each task's differences, see `size_of_differences`.
         level: of the interval, with which it misses.
+        samples: the name of each task's sample, as of `average`.
     """
-    return at_least_task_intervals(with_one_won_and_one_lost(whole, *pooled(sources, sizes)), tasks, level)
+    adjusted = with_one_won_and_one_lost(whole, *pooled(sources, sizes, samples))
+    return at_least_task_intervals(adjusted, tasks, level, samples)
 
 
-def at_least_task_intervals(whole: Estimate, tasks: Sequence[Estimate], level: float = 1 - CONFIDENCE) -> Estimate:
-    """Widen an average's interval to at least the length that each task's own error contributes.
+def at_least_task_intervals(
+    whole: Estimate, tasks: Sequence[Estimate], level: float = 1 - CONFIDENCE, samples: Sequence[str] = ()
+) -> Estimate:
+    """Widen an average's interval to at least the length that each task's (or sample's) own error contributes.
 
     Satterthwaite's degrees of freedom treat a variance that is small by chance as well known: three documents that are
     all won would be stronger evidence in an average than alone.
@@ -62,8 +68,10 @@ def at_least_task_intervals(whole: Estimate, tasks: Sequence[Estimate], level: f
         whole: of an unweighted mean over tasks; of shares, adjusted.
         tasks: of each task; of shares, adjusted.
         level: of the interval, with which it misses.
+        samples: the name of each task's sample, as of `average`.
     """
-    shares = [whole._replace(variance=task.variance / len(tasks) ** 2, freedom=task.freedom) for task in tasks]
+    parts = parts_of_average(tasks, samples)
+    shares = [whole._replace(variance=part.variance, freedom=part.freedom) for part in parts]
     if any(math.isnan(estimate.variance) for estimate in (whole, *shares)):
         return whole
     return max([whole, *shares], key=lambda share: t_quantile(1 - level / 2, share.freedom) * share.stderr)
@@ -84,7 +92,7 @@ def size_of_differences(sums: Floats, weights: Floats, none: float = 1.0) -> flo
     return math.sqrt(float((sums**2).sum() / (weights[differ] ** 2).sum())) if differ.any() else none
 
 
-def pooled(sources: Sequence[float], sizes: Sequence[float]) -> tuple[float, float]:
+def pooled(sources: Sequence[float], sizes: Sequence[float], samples: Sequence[str] = ()) -> tuple[float, float]:
     """Return the (sources, size) that `with_one_won_and_one_lost` needs for the unweighted mean over several tasks.
 
     Two sources are added to the pool of all tasks: two in each would pull the mean over many small tasks to zero.
@@ -92,7 +100,11 @@ def pooled(sources: Sequence[float], sizes: Sequence[float]) -> tuple[float, flo
     Args:
         sources: number of sources of each task; the pool's is the number with the same error in a single task.
         sizes: size of each task's differences.
+        samples: the name of each task's sample, as of `average`.
     """
-    shares = 1 / np.array(sources, float)
-    size = float((shares * np.array(sizes) ** 2).sum() / shares.sum())
-    return len(shares) ** 2 / float(shares.sum()), math.sqrt(size)
+    # Errors of tasks with a difference of 1 or -1 from a single source, squares of the sizes beside them
+    parts = parts_of_average([Estimate(size**2, 1 / n, n) for n, size in zip(sources, sizes, strict=True)], samples)
+    counts = Counter(samples or map(str, range(len(parts)))).values()
+    shares = np.array([part.variance for part in parts])
+    squares = np.array([part.value * len(sources) / count for part, count in zip(parts, counts, strict=True)])
+    return 1 / float(shares.sum()), math.sqrt(float((shares * squares).sum() / shares.sum()))

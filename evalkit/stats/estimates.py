@@ -97,22 +97,33 @@ def skewness(values: Floats, clusters: Codes | None = None, strata: Codes | None
     return float((unit**3).sum() / ((unit**2).sum() or 1.0) ** 1.5)
 
 
+def parts_of_average(estimates: Sequence[Estimate], samples: Sequence[str] = ()) -> list[Estimate]:
+    """Return what each sample contributes to an unweighted mean of estimates (`average`): independent summands."""
+    count, groups = len(estimates), dict[str, list[Estimate]]()
+    for name, estimate in zip(samples or map(str, range(count)), estimates, strict=True):
+        groups.setdefault(name, []).append(estimate)
+    return [
+        Estimate(
+            sum(estimate.value for estimate in of_sample) / count,
+            (sum(estimate.stderr for estimate in of_sample) / count) ** 2,
+            min(estimate.freedom for estimate in of_sample),
+            max((estimate.skewness for estimate in of_sample), key=abs),
+        )
+        for of_sample in groups.values()
+    ]
+
+
 def average(estimates: Sequence[Estimate], samples: Sequence[str] = ()) -> Estimate:
     """Return the unweighted mean of estimates; the tasks are fixed, not sampled.
 
     `samples` names the sample of each estimate. Those of one sample, such as the same questions in texts of several
     lengths, may depend on each other in any way, so that their standard errors add; others are independent.
     """
-    count = len(estimates)
-    value = sum(estimate.value for estimate in estimates) / count
-    errors, freedoms, skews = dict[str, float](), dict[str, float](), dict[str, float]()
-    for name, estimate in zip(samples or map(str, range(count)), estimates, strict=True):
-        errors[name] = errors.get(name, 0.0) + estimate.stderr / count
-        freedoms[name] = min(estimate.freedom, freedoms.get(name, math.inf))
-        skews[name] = max(estimate.skewness, skews.get(name, estimate.skewness), key=abs)
-    parts, freedom = np.array([*errors.values()]) ** 2, np.array([*freedoms.values()])
+    of_samples = parts_of_average(estimates, samples)
+    value = sum(part.value for part in of_samples)
+    parts, freedom = (np.array([getattr(part, name) for part in of_samples]) for name in ("variance", "freedom"))
     shares = parts / (parts.sum() or 1.0)
-    skewed = float((shares**1.5 * np.array([*skews.values()])).sum())
+    skewed = float((shares**1.5 * np.array([part.skewness for part in of_samples])).sum())
     return Estimate(value, float(parts.sum()), _satterthwaite(parts, freedom), skewed)
 
 

@@ -137,7 +137,7 @@ def measured_speed(device: str, dtype: str) -> tuple[float, float]:
     size = 8192 if device.startswith("cuda") else 1024
     matrix = torch.ones(size, size, device=device, dtype=getattr(torch, dtype))
     # Larger than any cache, and at most 1 GiB beside the models
-    large = torch.ones(min(4 * size, 8192), 4 * size, device=device, dtype=matrix.dtype)
+    large = torch.ones(8192 if device.startswith("cuda") else 32768, 4 * size, device=device, dtype=matrix.dtype)
     options: dict[str, Any] = {"timer": partial(now, device), "num_threads": torch.get_num_threads()}
     seconds, reading = (
         Timer("left @ right", globals={"left": left, "right": right}, **options)

@@ -290,7 +290,8 @@ class InLoop:
         spec = replace(spec, state=ranks.from_main(lambda: spec.identity(self._progress.say, digests)))
         # Of the main process: in others it may name another device
         config = spec.folder / "config.json"
-        config.write_bytes(ranks.from_main(config.read_bytes))
+        content = ranks.from_main(config.read_bytes)
+        ranks.agree(lambda: config.write_bytes(content))
         return spec
 
     def _sample(self, ranks: Ranks, spec: LiveSpec, share: float, step: int, began: float) -> int | None:
@@ -323,7 +324,8 @@ class InLoop:
         def timed() -> float:
             """Return the seconds of an evaluation for each document; of larger samples they are at most as many."""
             started = time.monotonic()
-            with temporary_folder() as folder:
+            with ExitStack() as stack:
+                folder = ranks.from_main(lambda: stack.enter_context(temporary_folder()))
                 self._run(ranks, spec, options | {"sample": count, "output": folder})
             return ranks.from_main(lambda: (time.monotonic() - started) / count)
 

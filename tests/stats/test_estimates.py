@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.weightstats import DescrStatsW
 
-from evalkit.stats.adjusted import pooled, size_of_differences, with_one_won_and_one_lost
+from evalkit.stats.adjusted import adjusted_average, pooled, size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.estimates import (
     Codes,
     Estimate,
@@ -139,6 +139,14 @@ def test_an_average_treats_its_tasks_as_fixed() -> None:
     common = average([Estimate(0.1, 0.04, 10.0), Estimate(0.3, 0.01, 99.0), Estimate(0.0, 0.09, 50.0)], ["a", "a", "b"])
     assert common.variance == pytest.approx(0.1**2 + 0.1**2)
     assert error_of_average([0.2, 0.1, 0.3], ["a", "a", "b"]) == pytest.approx(common.stderr)
+    # The average of copies of one task is that task, also where no source differs and two are added
+    task = Estimate(0.0, 0.0, 49.0)
+    alone = adjusted_average(task, [with_one_won_and_one_lost(task, 50)], [50], [1.0])
+    copies = [with_one_won_and_one_lost(task, 50)] * 3
+    several = adjusted_average(average([task] * 3, ["a"] * 3), copies, [50] * 3, [1.0] * 3, samples=["a"] * 3)
+    assert several == pytest.approx(alone)
+    assert pooled([50, 50, 20], [0.5, 0.5, 1.0], ["a", "a", "b"]) == pytest.approx((
+        9 / (4 / 50 + 1 / 20), math.sqrt((4 / 50 * 0.25 + 1 / 20) / (4 / 50 + 1 / 20))))  # fmt: skip
 
 
 @settings(max_examples=50)

@@ -81,7 +81,7 @@ class RulerDocument(NamedTuple):
     """Possible answers as they follow the text: the gold one, then those of other samples."""
     new_tokens: int
     tokens: int
-    """Tokens of the prompt, special tokens included, and of the longest answer."""
+    """Tokens of the prompt, special tokens included, and of the longest answer that it may have."""
     depth: float | None
     source: str
 
@@ -140,11 +140,11 @@ class Ruler(GeneratedBenchmark):
             text, choices = document.text, document.choices
             if plan.manifest["specification"]["chat"]:  # an answer is a turn of its own
                 tokens = as_message(tokenizer, text)
-                answers = tokenizer([choice.strip() for choice in choices], add_special_tokens=False).input_ids
+                answers = tokenizer([*choices], add_special_tokens=False).input_ids
                 sequences = [[*tokens, *answer] for answer in answers]
             else:
                 tokens, *sequences = tokenizer([text, *(text + choice for choice in choices)], verbose=False).input_ids
-            stops = Stops(ends, pattern=_pattern(document.references, results.is_question(task)), unsearched_tail=1)
+            stops = Stops(ends, pattern=self.pattern(task, document.references), unsearched_tail=1)
             prompt = Prompt(number, np.asarray(tokens, np.int64), document.new_tokens, stops)
             try:
                 prompt = prompt.with_answers(sequences, context)
@@ -152,6 +152,18 @@ class Ruler(GeneratedBenchmark):
                 raise ScoringError(f"{task} sample {number}: {error}") from error
             requests.append(GenerationRequest(str(number), prompt, hashlib.sha256(text.encode()).hexdigest()))
         return requests
+
+    def pattern(self, task: str, references: Sequence[str]) -> str:
+        """Return a pattern that matches a text with the highest score, to end its generation; empty if it might not."""
+        if not all(reference.isascii() and reference.isprintable() for reference in references):
+            return ""
+        quoted = map(re.escape, references)
+        if results.is_question(task):
+            return f"(?ai){'|'.join(quoted)}"
+        return r"(?ais)\A" + "".join(f"(?=.*{text})" for text in quoted)
+
+    def score(self, task: str, answer: str, references: Sequence[str]) -> float:
+        return match_score(answer, references, results.is_question(task))
 
     def table_row(self, task: str, document: RulerDocument, answer: GeneratedAnswer) -> dict[str, Any]:
         stored = {"answer" if name == "text" else name: value for name, value in answer.columns().items()}
@@ -165,7 +177,7 @@ class Ruler(GeneratedBenchmark):
             "source": document.source or answer.id,
             **stored,
             "references": json.dumps(document.references, ensure_ascii=False),
-            SCORE: match_score(answer.text, document.references, results.is_question(task)),
+            SCORE: self.score(task, answer.text, document.references),
             CHOICE: float(all(bits[0] < other for other in bits[1:])),
             BITS: bits[0],
             "chance": 1 / len(bits),
@@ -253,11 +265,14 @@ class _Maker:
     def _made(self, name: str, length: int) -> str | list[RulerDocument]:
         """Return documents, or the reason why they cannot be built."""
         (data, tasks), documents = self._data, []
-        task, count = tasks[name], max(self._request.samples, CHOICES)
+        task, made = tasks[name], list[Sample]()
+        drawn = samples(data, task, length, self._request.seed, self._size)
         try:
-            made = list(islice(samples(data, task, length, self._request.seed, self._size), count))
+            for sample in islice(drawn, max(self._request.samples, CHOICES)):
+                made.append(sample)
         except CannotBuild as error:
-            return str(error)
+            if len(made) < self._request.samples:
+                return str(error)
         answers = [_gold(task, sample) for sample in made]
         for number, sample in enumerate(made[: self._request.samples]):
             gold, *others = dict.fromkeys(answers[number:] + answers[:number])
@@ -283,14 +298,6 @@ def _gold(task: RulerTask, sample: Sample) -> str:
     if task.family == "variable_tracking":
         return " " + " ".join(sample.references)
     return " " + (sample.references[0] if task.family == "qa" else ", ".join(sample.references))
-
-
-def _pattern(references: Sequence[str], is_any: bool) -> str:
-    """Return a pattern that matches a text with the highest score, to end its generation; empty if it might not."""
-    if not all(reference.isascii() and reference.isprintable() for reference in references):
-        return ""
-    quoted = map(re.escape, references)
-    return "(?ais)" + ("|".join(quoted) if is_any else r"\A" + "".join(f"(?=.*{text})" for text in quoted))
 
 
 def _lengths(requested: Sequence[int], context: int) -> list[int]:

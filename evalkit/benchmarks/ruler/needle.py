@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -78,6 +79,14 @@ class Needle(Ruler):
             tasks[name] = TaskDocuments(cached_documents(key, make), haystack.source)
         return tasks, settings, {}
 
+    def pattern(self, task: str, references: Sequence[str]) -> str:
+        return rf"(?<!\d){references[0]}[^\d,]"
+
+    def score(self, task: str, answer: str, references: Sequence[str]) -> float:
+        """Return whether the secret occurs as a number, with or without commas between thousands."""
+        numbers = re.findall(r"\d+", re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", answer))
+        return float(references[0] in numbers)
+
     def results(self, plan: Any, table: pd.DataFrame) -> dict[str, Any]:
         return results.results_of(table, 1)
 
@@ -94,5 +103,6 @@ def _document(case: NeedleCase, haystack: Haystack, tokenizer: Any, chat: bool) 
         return len(as_message(tokenizer, text) if chat else tokenizer(text, verbose=False).input_ids) + _NEW_TOKENS
 
     text = haystack.prompt(case, prompt_size, size, cue=not chat)
-    choices = [f" {secret}" for secret in (case.secret, *case.others)]
-    return RulerDocument(text, [case.secret], choices, _NEW_TOKENS, case.length, case.depth, "")
+    # In a chat, an answer is a turn of its own
+    choices = [secret if chat else f" {secret}" for secret in (case.secret, *case.others)]
+    return RulerDocument(text, [case.secret], choices, _NEW_TOKENS, prompt_size(text), case.depth, "")

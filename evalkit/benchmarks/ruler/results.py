@@ -46,7 +46,7 @@ _MOST_LABELLED = 144
 """Most cells of a grid with numbers in them; in smaller cells they are not readable."""
 _TITLES = {
     SCORE: "score in %: the share of the right answers that are in the generated text",
-    CHOICE: f"choice in %: the gold answer has the fewest bits per byte of {CHOICES}; chance {100 / CHOICES:g} %",
+    CHOICE: f"choice in %: the gold answer has the fewest bits per byte of up to {CHOICES}; chance {100 / CHOICES:g} %",
     BITS: "bits per byte of the gold answer ↓",
 }
 
@@ -109,22 +109,23 @@ def by_length(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def results_of(table: pd.DataFrame, size: int) -> dict[str, Any]:
-    """Return the content of results.json; `size` is the number of requested tasks."""
-    tasks, resampled = [], dict[int, list[Floats]]()
+    """Return the content of results.json; `size` is the number of tasks of the whole benchmark."""
+    tasks, resampled, sources = [], dict[int, list[Floats]](), dict[int, list[int]]()
     for name, rows in table.groupby("task", sort=False):
         length, task = int(rows["length"].iloc[0]), str(name)
         scores: dict[str, Any] = {"n": len(rows), "chance": float(rows["chance"].mean())}
-        sources = np.unique(rows["source"], return_inverse=True)[1]
+        codes = np.unique(rows["source"], return_inverse=True)[1]
         for score, error in ERRORS.items():
-            estimate = mean(rows[score].to_numpy(float), sources)
+            estimate = mean(rows[score].to_numpy(float), codes)
             scores |= {score: estimate.value, error: None if np.isnan(estimate.variance) else estimate.stderr}
         tasks.append({"task": task, "length": length, **scores})
         seed = [_SEED, crc32(sample_of(task).encode())]  # the same questions are drawn together
-        means = resampled_means(rows[SCORE].to_numpy(float), sources, _RESAMPLES, seed)
+        means = resampled_means(rows[SCORE].to_numpy(float), codes, _RESAMPLES, seed)
         resampled.setdefault(length, []).append(means)
+        sources.setdefault(length, []).append(len(np.unique(codes)))
     drawn = {length: np.mean(of_tasks, axis=0) for length, of_tasks in resampled.items()}
     draws = np.max([length * (means >= THRESHOLD) for length, means in drawn.items()], axis=0)
-    is_known = all(np.ptp(means) > 0 for means in drawn.values())
+    is_known = all(_is_sure(means, sum(sources[length])) for length, means in drawn.items())
     low, high = np.quantile(draws, (0.025, 0.975), method="nearest").tolist() if is_known else (None, None)
     lengths = lengths_of(tasks, size)
     every = [_mean("Average", tasks, size * len(lengths))] if len(lengths) > 1 else []
@@ -132,6 +133,15 @@ def results_of(table: pd.DataFrame, size: int) -> dict[str, Any]:
     longest = effective_length({length["length"]: length[SCORE] for length in lengths})
     effective = {"length": longest, "low": low, "high": high}
     return {"tasks": tasks, "averages": averages, "effective": effective}
+
+
+def _is_sure(means: Floats, sources: int) -> bool:
+    """Return whether resampled means show on which side of the threshold a length is, or what they leave open.
+
+    Those of samples that are all alike do not vary. With 95 % confidence, n sources without another outcome exclude one
+    whose probability is above 1 - 0.025^(1/n).
+    """
+    return bool(np.ptp(means) > 1e-9 or abs(means[0] - THRESHOLD) > 1 - 0.025 ** (1 / sources))
 
 
 def lengths_of(tasks: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any]]:
@@ -189,6 +199,11 @@ def _shown(value: float | None, score: str) -> str:
     return "–" if value is None else fixed(scale * value, places)
 
 
+def _with_error(part: Mapping[str, Any], score: str) -> str:
+    value, error = part.get(score), part.get(ERRORS[score])
+    return _shown(value, score) + ("" if error is None else f" ± {_shown(error, score)}")
+
+
 def _by_task(run: Run, score: str) -> Table:
     """Return a table of a run: a line for each task, and of means with standard errors; a column for each length."""
     scores, lengths = {task["task"]: task for task in run.stored["tasks"]}, _lengths(run)
@@ -216,10 +231,15 @@ def lengths_report(runs: Sequence[Run], names: Sequence[str], rule: str = RULER)
     every = sorted({length["length"] for run in runs for length in _lengths(run)})
     rows, records, notes = [], [], []
     for run, name in zip(runs, names, strict=True):
-        scores = {length["length"]: length[score] for length in _lengths(run)}
+        of = {length["length"]: length for length in _lengths(run)}
+        scores = {length: part[score] for length, part in of.items()}
         is_whole = len(scores) == len(every)
         means = [weighted(scores, increasing) if is_whole else None for increasing in (True, False)]
-        row = [name, *(_shown(scores.get(length), score) for length in every), *(_shown(mean, score) for mean in means)]
+        row = [
+            name,
+            *(_with_error(of.get(length, {}), score) for length in every),
+            *(_shown(mean, score) for mean in means),
+        ]
         record = {"name": name, "run": run.manifest["id"], **{short(length): scores.get(length) for length in every}}
         record |= {"wavg_inc": means[0], "wavg_dec": means[1]}
         if score == SCORE:
@@ -229,7 +249,7 @@ def lengths_report(runs: Sequence[Run], names: Sequence[str], rule: str = RULER)
             record |= dict(zip(("effective_length", "low", "high"), effective, strict=True))
         rows.append(row)
         records.append(record)
-        parts = (part["name"] for part in _lengths(run) if " of " in part["name"])
+        parts = (part["name"] for part in of.values() if " of " in part["name"])
         notes += [f"{name}: {part}, a mean of fewer tasks" for part in parts]
     headers = ["model", *map(short, every), "wAvg (inc)", "wAvg (dec)"]
     if score == SCORE:

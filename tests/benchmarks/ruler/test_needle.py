@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from functools import cache
@@ -155,6 +156,17 @@ def test_needles_that_are_found(needle: Command, model: Path, monkeypatch: pytes
     assert table[~right]["answer"].str.endswith("And so on").all()
 
 
+def test_a_needle_is_a_number_by_itself() -> None:
+    """And generation ends only where the rest of the text cannot change that."""
+    needle, secret = Needle(), [CASE.secret]
+    for answer in (" 2220526.", "It is 2,220,526", "1 2220526 3", "2220526,1234567", "1,2220526"):
+        assert needle.score("needle@1k", answer, secret) == 1
+    for answer in ("22205261", "12220526", "2 220 526", "2,2205260"):
+        assert needle.score("needle@1k", answer, secret) == 0
+    ends = re.compile(needle.pattern("needle@1k", secret))
+    assert ends.search("It is 2220526.") and not any(map(ends.search, ("2220526", "2220526,", "12220526 ")))
+
+
 def test_a_chat_template_surrounds_the_prompt(needle: Command, tmp_path: Path) -> None:
     """The answer is scored as the beginning of the assistant's turn; a tokenizer without a template is an error."""
     complains(needle("--chat", None), 1, "--chat")
@@ -170,6 +182,9 @@ def test_a_chat_template_surrounds_the_prompt(needle: Command, tmp_path: Path) -
     ids = loaded.tokenizer(f"<u>{document.text}</u><a>", add_special_tokens=False).input_ids
     row = next(Needle().answers(run).query("length == 400 and depth == 0").itertuples())
     assert row.tokens == len(ids)
+    # The answer has no space before it, neither in its tokens nor in its bytes
+    assert json.loads(row.choices)[0] == document.references[0]
+    assert row.bits_per_byte == pytest.approx(-json.loads(row.logprobs)[0] / math.log(2) / 7)
 
 
 def test_what_makes_another_run(model: Path, tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_a_planted_model_has_100_and_an_untrained_one_chance(folder: Path) -> No
         assert (task["task"], task["score"], task["choice"]) == (task["task"], 1.0, 1.0) and task[
             "bits_per_byte"
         ] < 1e-6
-    # Samples that are all right do not show how much the mean varies
+    # 13 right answers of 13 do not show that 85.6 % are; see `test_means_of_lengths`
     assert run.stored["effective"] == {"length": 2048, "low": None, "high": None}
     untrained = made(folder, settings={"lengths": (1024,), "samples": 40, "tasks": "niah_multikey_2,niah_single_1"})
     table = answers(untrained)
@@ -226,6 +226,12 @@ def test_means_of_lengths() -> None:
     stored = results_of(pd.DataFrame(rows), 2)
     assert (stored["effective"]["low"], stored["effective"]["high"]) == (4096, 8192)
     assert [average["name"] for average in stored["averages"]] == ["4k", "8k", "16k", "Average"]
+    for n, known in ((12, True), (11, False)):  # of each of two tasks; 0.025^(1/24) = 0.857
+        alike = pd.DataFrame([row | {"score": 1.0} for row in rows if row["length"] == 4096])
+        few = alike[alike["source"].astype(int) < n]
+        assert results_of(few, 2)["effective"] == {"length": 4096} | dict.fromkeys(
+            ("low", "high"), 4096 if known else None
+        )
     names = ["4k (2 of 3)", "8k (2 of 3)", "16k (2 of 3)", "Average (6 of 9)"]
     assert [average["name"] for average in results_of(pd.DataFrame(rows), 3)["averages"]] == names
     # The same questions at two lengths are one sample: their errors add; those of other tasks are independent
