@@ -24,7 +24,7 @@ def test_they_are_small_finished_and_whole_without_journals_and_paths() -> None:
     assert sum(path.stat().st_size for path in files) <= 15_000_000
     assert not [path for path in files if path.name in (JOURNAL, ".lock", ".owner")]
     runs = [evalkit.load_run(folder) for folder in FOLDERS]
-    assert {run.kind for run in runs} == {"multiple_choice", "perplexity", "attention", "longbench", "needle"}
+    assert {run.kind for run in runs} == {"multiple_choice", "perplexity", "attention", "longbench", "ruler", "needle"}
     for run in runs:
         assert run.complete
         for name in run.files.keys() - {MANIFEST}:

@@ -201,7 +201,8 @@ def _shown(value: float | None, score: str) -> str:
 
 def _with_error(part: Mapping[str, Any], score: str) -> str:
     value, error = part.get(score), part.get(ERRORS[score])
-    return _shown(value, score) + ("" if error is None else f" ± {_shown(error, score)}")
+    marked = _shown(value, score) + "*" * (" of " in part.get("name", ""))
+    return marked + ("" if error is None else f" ± {_shown(error, score)}")
 
 
 def _by_task(run: Run, score: str) -> Table:
@@ -257,7 +258,10 @@ def lengths_report(runs: Sequence[Run], names: Sequence[str], rule: str = RULER)
         notes.append(f"effective: the longest length with a mean of at least {100 * THRESHOLD:.1f} %")
     notes.append("wAvg: means over lengths, weighted by their rank from the shortest (inc) and from the longest (dec)")
     table = simple_table("lengths", headers, rows)
-    return Report((table,), verdict=(f"Means over tasks: {_TITLES[score]}",), notes=tuple(notes), records=records)
+    title = f"Means over tasks: {_TITLES[score]}" + "; *: of fewer tasks" * any(
+        "*" in cell for row in rows for cell in row
+    )
+    return Report((table,), verdict=(title,), notes=tuple(notes), records=records)
 
 
 def run_figures(runs: Sequence[Run], names: Sequence[str], models: Sequence[str]) -> list[RunFigure]:
@@ -312,7 +316,7 @@ def draw_lengths(runs: Sequence[Run], names: Sequence[str], path: Path) -> None:
     labels = {SCORE: ("score in %", None), CHOICE: ("choice in %", 1 / CHOICES), BITS: ("bits per byte", None)}
     for score, (label, reference) in labels.items():
         points = [
-            {"run": name, "length": part["length"], "value": part[score], "spread": part[ERRORS[score]] or 0.0}
+            {"run": name, "length": part["length"], "value": part[score], "spread": part[ERRORS[score]]}
             for run, name in zip(runs, names, strict=True)
             for part in _lengths(run)
         ]
