@@ -47,7 +47,7 @@ _MOST_LABELLED = 144
 _TITLES = {
     SCORE: "score in %: the share of the right answers that are in the generated text",
     CHOICE: f"choice in %: the gold answer has the fewest bits per byte of up to {CHOICES}; chance {100 / CHOICES:g} %",
-    BITS: "bits per byte of the gold answer ↓",
+    BITS: "bits per byte of the gold answer, lower is better",
 }
 
 
