@@ -7,11 +7,13 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -188,13 +190,45 @@ def changed_table(model: Any) -> None:
     model.positions[0] = 1
 
 
-@pytest.mark.parametrize("change", [changed_heads, changed_rope, changed_table])
-def test_what_weights_do_not_tell_is_in_the_identity(change: Any, folder: Path) -> None:
+def changed_scale(model: Any) -> None:
+    model.scale = np.float32(2.0)
+
+
+def changed_pair(model: Any) -> None:
+    model.pairs[1, 2] = 5
+
+
+def changed_activation(model: Any) -> None:
+    model.activation = partial(nn.functional.gelu, approximate="tanh")
+
+
+def changed_plan(model: Any) -> None:
+    model.plan.window = 3
+
+
+class Plan:
+    """Settings of an ordinary class."""
+
+    def __init__(self) -> None:
+        self.window, self.owner, self._path = 2, self, object()
+
+
+def attributed() -> Any:
     model: Any = built("nano")
     model.config.rope = {"theta": 10000.0, "scaling": SimpleNamespace(kind="none", of=model.config)}
-    model.positions = torch.arange(8)
+    model.positions, model.scale, model.pairs = torch.arange(8), np.float32(0.5), {(1, 2): 4}
+    model.activation, model.plan = partial(nn.functional.gelu, approximate="none"), Plan()
+    return model
+
+
+CHANGES = (changed_heads, changed_rope, changed_table, changed_scale, changed_pair, changed_activation, changed_plan)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_weights_do_not_tell_is_in_the_identity(change: Any, folder: Path) -> None:
+    model = attributed()
     first = about(model, folder)
-    assert about(model, folder) == first
+    assert about(attributed(), folder) == first
     change(model)
     assert about(model, folder).config != first.config
 
