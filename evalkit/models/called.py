@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -102,23 +102,18 @@ class CalledModel(torch.nn.Module):
             if isinstance(output, torch.Tensor) and output.is_floating_point():
                 dtypes.add(output.dtype)
 
-        hooks = [part.register_forward_hook(note) for part in self.module.modules()]
-        try:
-            self._probe(dtypes)
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _probe(self, dtypes: set[torch.dtype]) -> None:
         for with_targets in (False,) if self.takes_masks else (False, True):
             self._targets = with_targets
-            logits = self._logits(torch.zeros(1, 2, dtype=torch.long, device=self.device))
+            with ExitStack() as hooks:
+                for part in self.module.modules():
+                    hooks.enter_context(part.register_forward_hook(note))
+                logits = self._logits(torch.zeros(1, 2, dtype=torch.long, device=self.device))
             shape = tuple(getattr(logits, "shape", ()))
             if len(shape) == 3 and shape[:2] == (1, 2):
-                # Of weights that are kept on the CPU, logits are where they are computed
                 # Products in 8 bits have results, and sums, of more
                 kinds = (dtype for dtype in (*dtypes, logits.dtype) if dtype.itemsize > 1)
                 coarsest = max(kinds, key=lambda dtype: torch.finfo(dtype).eps)
+                # Of weights that are kept on the CPU, logits are where they are computed
                 self._head, self.device = WholeLogits(shape[2], logits, coarsest), logits.device
                 return
             if shape[1:2] != (1,) or "targets" not in inspect.signature(self.inner.forward).parameters:

@@ -36,6 +36,7 @@ from evalkit.compatibility.transformers import is_of_gradients, quiet, saving_we
 from evalkit.models.loading.fingerprint import stable
 
 _TRAINING = ("training", "gradient_checkpointing")
+_NAMES = ("name_or_path",)
 _Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 
 
@@ -79,9 +80,7 @@ def _attributes(module: Any) -> dict[str, tuple[type, dict[str, Any]]]:
 
     def scalars(part: Any) -> dict[str, Any]:
         return {
-            key: value
-            for key, value in vars(part).items()
-            if isinstance(value, (int, float, str, type(None))) and key not in _TRAINING and not key.startswith("_")
+            key: value for key, value in _public(vars(part)).items() if isinstance(value, (int, float, str, type(None)))
         }
 
     return {name: (type(part), scalars(part)) for name, part in module.named_modules()}
@@ -93,7 +92,7 @@ def attributes_digest(module: Any) -> str:
 
     def text(value: Any) -> str:
         if isinstance(value, torch.Tensor):
-            return str(_content_digest(value))
+            return _content_digest(value)
         if isinstance(value, (np.ndarray, np.generic)):
             return f"{value.dtype} {value.shape} {hashlib.sha256(np.asarray(value).tobytes()).hexdigest()}"
         if isinstance(value, PreTrainedConfig):
@@ -112,15 +111,15 @@ def attributes_digest(module: Any) -> str:
         content = {} if isinstance(value, torch.nn.Module) or id(value) in seen else getattr(value, "__dict__", {})
         seen.add(id(value))
         name = getattr(value, "__qualname__", type(value).__qualname__)
-        return name if isinstance(value, type) else f"{name} {text(_public(content))}"
+        return name if isinstance(value, type) else f"{name} {text(_public(content, _NAMES))}"
 
-    attributes = {name: _public(vars(part)) for name, part in module.named_modules()}
+    attributes = {name: _public(vars(part), _NAMES) for name, part in module.named_modules()}
     return hashlib.sha256(text(attributes).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _public(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes that may change a number."""
-    hidden = (*_TRAINING, "name_or_path")
+def _public(attributes: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the public attributes of a module or an object but those of its training."""
+    hidden = (*_TRAINING, *without)
     return {key: value for key, value in attributes.items() if key not in hidden and not key.startswith("_")}
 
 

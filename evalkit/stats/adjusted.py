@@ -7,12 +7,12 @@ one lost. Their intervals neither cover too little where few documents differ no
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 
 import numpy as np
 
-from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, parts_of_average, t_quantile
+from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, by_sample, parts_of_average, t_quantile
 
 
 def with_one_won_and_one_lost(estimate: Estimate, n: float, size: float = 1.0) -> Estimate:
@@ -102,9 +102,7 @@ def pooled(sources: Sequence[float], sizes: Sequence[float], samples: Sequence[s
         sizes: size of each task's differences.
         samples: the name of each task's sample, as of `average`.
     """
-    # Errors of tasks with a difference of 1 or -1 from a single source, squares of the sizes beside them
-    parts = parts_of_average([Estimate(size**2, 1 / n, n) for n, size in zip(sources, sizes, strict=True)], samples)
-    counts = Counter(samples or map(str, range(len(parts)))).values()
-    shares = np.array([part.variance for part in parts])
-    squares = np.array([part.value * len(sources) / count for part, count in zip(parts, counts, strict=True)])
-    return 1 / float(shares.sum()), math.sqrt(float((shares * squares).sum() / shares.sum()))
+    # A task's error is as 1 / √n; those of one sample add
+    shares = np.array([sum(n**-0.5 for n in group) ** 2 for group in by_sample(sources, samples)])
+    squares = np.array([fmean(size**2 for size in group) for group in by_sample(sizes, samples)])
+    return len(sources) ** 2 / float(shares.sum()), math.sqrt(float((shares * squares).sum() / shares.sum()))

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
+Value = TypeVar("Value")
 
 CONFIDENCE = 0.95
 """Confidence level of every interval."""
@@ -97,11 +98,17 @@ def skewness(values: Floats, clusters: Codes | None = None, strata: Codes | None
     return float((unit**3).sum() / ((unit**2).sum() or 1.0) ** 1.5)
 
 
+def by_sample(values: Sequence[Value], samples: Sequence[str] = ()) -> list[list[Value]]:
+    """Return the values of tasks in groups of one sample each, as `average` takes them; without names, one by one."""
+    groups: dict[str, list[Value]] = {}
+    for name, value in zip(samples or map(str, range(len(values))), values, strict=True):
+        groups.setdefault(name, []).append(value)
+    return list(groups.values())
+
+
 def parts_of_average(estimates: Sequence[Estimate], samples: Sequence[str] = ()) -> list[Estimate]:
     """Return what each sample contributes to an unweighted mean of estimates (`average`): independent summands."""
-    count, groups = len(estimates), dict[str, list[Estimate]]()
-    for name, estimate in zip(samples or map(str, range(count)), estimates, strict=True):
-        groups.setdefault(name, []).append(estimate)
+    count = len(estimates)
     return [
         Estimate(
             sum(estimate.value for estimate in of_sample) / count,
@@ -109,7 +116,7 @@ def parts_of_average(estimates: Sequence[Estimate], samples: Sequence[str] = ())
             min(estimate.freedom for estimate in of_sample),
             max((estimate.skewness for estimate in of_sample), key=abs),
         )
-        for of_sample in groups.values()
+        for of_sample in by_sample(estimates, samples)
     ]
 
 
@@ -142,12 +149,8 @@ def error_of_average(errors: Sequence[float | None], samples: Sequence[str] = ()
 
     Those of tasks with the same sample add (`average`).
     """
-    sums = dict[str, float]()
-    for name, error in zip(samples or map(str, range(len(errors))), errors, strict=True):
-        if error is None:
-            return None
-        sums[name] = sums.get(name, 0.0) + error
-    return math.hypot(*sums.values()) / len(errors)
+    known = [error for error in errors if error is not None]
+    return math.hypot(*map(sum, by_sample(known, samples))) / len(known) if len(known) == len(errors) else None
 
 
 def pooled_error(errors: Sequence[float | None], sizes: Sequence[int]) -> float | None:

@@ -186,7 +186,7 @@ class Ruler(GeneratedBenchmark):
         }
 
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
-        return results.results_of(table, len(TASKS))
+        return results.results_of(table, results.size_of(self.kind))
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         measures, metrics = self.measures(run), []

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from evalkit.benchmarks.generated import TaskDocuments
 from evalkit.benchmarks.request import Request
@@ -21,9 +21,6 @@ from evalkit.inputs.settings import setting
 from evalkit.models.loading.fingerprint import fingerprint
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import tokenizer_alone
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 NEEDLE = "needle"
 _VERSION = 3
@@ -71,12 +68,8 @@ class Needle(Ruler):
         for length in lengths:
             cases = [NeedleCase(length, *case) for case in product(depths, range(request.repeats))]
             key = [fingerprint(checkpoint).tokenizer, request.chat, length, *settings.values()]
-
-            def make(cases: Sequence[NeedleCase] = cases) -> list[RulerDocument]:
-                return [_document(case, haystack, tokenizer(), request.chat) for case in cases]
-
-            name = results.name_at(NEEDLE, length)
-            tasks[name] = TaskDocuments(cached_documents(key, make), haystack.source)
+            make = partial(_documents, cases, haystack, tokenizer, request.chat)
+            tasks[results.name_at(NEEDLE, length)] = TaskDocuments(cached_documents(key, make), haystack.source)
         return tasks, settings, {}
 
     def pattern(self, task: str, references: Sequence[str]) -> str:
@@ -87,22 +80,25 @@ class Needle(Ruler):
         numbers = re.findall(r"\d+", re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", answer))
         return float(references[0] in numbers)
 
-    def results(self, plan: Any, table: pd.DataFrame) -> dict[str, Any]:
-        return results.results_of(table, 1)
-
     def suites(self) -> Mapping[str, str]:
         return {NEEDLE: "retrieval of a number from a long text, by length and depth"}
 
 
-def _document(case: NeedleCase, haystack: Haystack, tokenizer: Any, chat: bool) -> RulerDocument:
+def _documents(
+    cases: Sequence[NeedleCase], haystack: Haystack, load: Callable[[], Any], chat: bool
+) -> list[RulerDocument]:
     from evalkit.generation.prompts import as_message
 
+    tokenizer, documents = load(), []
     size = cache(lambda text: len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids))
 
-    def prompt_size(text: str) -> int:
+    def whole(text: str) -> int:
+        """Return the tokens of a prompt and its answer."""
         return len(as_message(tokenizer, text) if chat else tokenizer(text, verbose=False).input_ids) + _NEW_TOKENS
 
-    text = haystack.prompt(case, prompt_size, size, cue=not chat)
-    # In a chat, an answer is a turn of its own
-    choices = [secret if chat else f" {secret}" for secret in (case.secret, *case.others)]
-    return RulerDocument(text, [case.secret], choices, _NEW_TOKENS, prompt_size(text), case.depth, "")
+    for case in cases:
+        text = haystack.prompt(case, whole, size, cue=not chat)
+        # In a chat, an answer is a turn of its own
+        choices = [secret if chat else f" {secret}" for secret in (case.secret, *case.others)]
+        documents.append(RulerDocument(text, [case.secret], choices, _NEW_TOKENS, whole(text), case.depth, ""))
+    return documents

@@ -150,12 +150,18 @@ def lengths_of(tasks: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, 
     return [_mean(short(length), [task for task in tasks if task["length"] == length], size) for length in lengths]
 
 
+def size_of(kind: str) -> int:
+    """Return the number of tasks at a length: RULER's, or the needle test's only one."""
+    return len(TASKS) if kind == RULER else 1
+
+
 def _lengths(run: Run) -> list[dict[str, Any]]:
-    return lengths_of(run.stored["tasks"], len(TASKS) if run.kind == RULER else 1)
+    return lengths_of(run.stored["tasks"], size_of(run.kind))
 
 
 def _mean(name: str, tasks: Sequence[Mapping[str, Any]], size: int) -> dict[str, Any]:
     part: dict[str, Any] = {"name": part_name(name, len(tasks), size), "length": tasks[0]["length"]}
+    part["is_whole"] = len(tasks) == size
     for score, error in ERRORS.items():
         part[score] = sum(task[score] for task in tasks) / len(tasks)
         part[error] = error_of_average([task[error] for task in tasks], [sample_of(task["task"]) for task in tasks])
@@ -201,7 +207,7 @@ def _shown(value: float | None, score: str) -> str:
 
 def _with_error(part: Mapping[str, Any], score: str) -> str:
     value, error = part.get(score), part.get(ERRORS[score])
-    marked = _shown(value, score) + "*" * (" of " in part.get("name", ""))
+    marked = _shown(value, score) + "*" * (not part.get("is_whole", True))
     return marked + ("" if error is None else f" ± {_shown(error, score)}")
 
 
@@ -229,10 +235,10 @@ def _by_depth(run: Run) -> Report:
 def lengths_report(runs: Sequence[Run], names: Sequence[str], rule: str = RULER) -> Report:
     """Return a table with a line for each run: means at each length, weighted means, RULER's effective length."""
     score = rule if rule in (CHOICE, BITS) else SCORE
-    every = sorted({length["length"] for run in runs for length in _lengths(run)})
-    rows, records, notes = [], [], []
-    for run, name in zip(runs, names, strict=True):
-        of = {length["length"]: length for length in _lengths(run)}
+    of_runs = [{length["length"]: length for length in _lengths(run)} for run in runs]
+    every = sorted({length for of in of_runs for length in of})
+    rows, records, notes = [], [], list[str]()
+    for run, name, of in zip(runs, names, of_runs, strict=True):
         scores = {length: part[score] for length, part in of.items()}
         is_whole = len(scores) == len(every)
         means = [weighted(scores, increasing) if is_whole else None for increasing in (True, False)]
@@ -250,17 +256,14 @@ def lengths_report(runs: Sequence[Run], names: Sequence[str], rule: str = RULER)
             record |= dict(zip(("effective_length", "low", "high"), effective, strict=True))
         rows.append(row)
         records.append(record)
-        parts = (part["name"] for part in of.values() if " of " in part["name"])
-        notes += [f"{name}: {part}, a mean of fewer tasks" for part in parts]
+        notes += [f"{name}: {part['name']}, a mean of fewer tasks" for part in of.values() if not part["is_whole"]]
+    title = f"Means over tasks: {_TITLES[score]}" + "; *: of fewer tasks" * bool(notes)
     headers = ["model", *map(short, every), "wAvg (inc)", "wAvg (dec)"]
     if score == SCORE:
         headers += ["effective", "95 % interval"]
         notes.append(f"effective: the longest length with a mean of at least {100 * THRESHOLD:.1f} %")
     notes.append("wAvg: means over lengths, weighted by their rank from the shortest (inc) and from the longest (dec)")
     table = simple_table("lengths", headers, rows)
-    title = f"Means over tasks: {_TITLES[score]}" + "; *: of fewer tasks" * any(
-        "*" in cell for row in rows for cell in row
-    )
     return Report((table,), verdict=(title,), notes=tuple(notes), records=records)
 
 
