@@ -99,14 +99,15 @@ def _metrics(rule: str | None, *runs: Run) -> dict[str, Metric]:
 
 
 def _column(name: str, rows: Sequence[_PageRow]) -> tuple[str, list[Cell]]:
-    """Return heading and cells of a column; of rows that compete, if several do, the best as printed are bold."""
+    """Return heading and cells of a column; of rows that compete, and differ as printed, the best are bold."""
     metrics = {number: row.metrics[name] for number, row in enumerate(rows) if name in row.metrics}
     first, better = next(iter(metrics)), {metric.higher_is_better for metric in metrics.values()}
     heading = name if metrics[first].name == AVERAGE else column_heading(rows[first].runs[0], [*metrics.values()])
     cells = [Cell(*formatted(metrics.get(number))) for number in range(len(rows))]
     rivals = {number: metric.value for number, metric in metrics.items()
               if rows[number].competes and metric.value is not None}  # fmt: skip
-    if len(rivals) > 1 and better in ({True}, {False}):
+    differ = len({cells[number].value for number in rivals}) > 1
+    if differ and better in ({True}, {False}):
         best = cells[(max if better == {True} else min)(rivals, key=rivals.__getitem__)].value
         cells = [cell._replace(bold=number in rivals and cell.value == best) for number, cell in enumerate(cells)]
     return heading, cells

@@ -20,6 +20,8 @@ from evalkit.reporting.table import Format, Table, literal, plain
 
 _FOLDERS = re.compile(r"^(\w+: .*) \([^()]*\)$")
 """A side of a comparison with its run folders, which a paper does not print."""
+_PARENTS = re.compile(r"(?<![^\s(\"'])/(?:[^\s/]+/)*(?=[^\s/])")
+"""The folders of an absolute path, which are this machine's."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +112,14 @@ def _list(texts: Sequence[str]) -> str:
 
 def _latex_blocks(part: Report) -> list[str]:
     tables = list(part.tables)
+    facts = [_FOLDERS.sub(r"\1", fact) for fact in part.facts]
+    remarks = [_PARENTS.sub("", note) for note in part.notes]
     if tables:  # the first has the first sentence as its caption if it has none, and below it what its marks mean
-        facts = (_FOLDERS.sub(r"\1", fact) for fact in part.facts)
         marks = (*facts, *(note for note in part.notes if note.startswith(("*", "†", "↓"))))
         notes = (*tables[0].notes, *map(literal, marks))
         tables[0] = tables[0]._replace(caption=tables[0].caption or literal("".join(part.verdict[:1])), notes=notes)
-    above, below = (latex_comments(lines) for lines in ((*part.verdict, *part.facts), part.notes))
+    above = latex_comments((*part.verdict, *facts))
+    below = latex_comments(remarks)
     return [*filter(None, [above]), *map(latex_table, tables), *filter(None, [below])]
 
 

@@ -106,8 +106,6 @@ def read_study(path: Path) -> Study:
         _benchmark(f"{where}, benchmark '{name}'", folders, name, given or {}, content.settings)
         for name, given in content.benchmarks.items()
     )
-    known = {option for benchmark in benchmarks for option in _options_of(benchmark.kind)} - {"suite"}
-    _check_known(f"{where}, 'settings'", "setting", content.settings, known)
     of_models = {name: value for name, value in content.settings.items() if name in _MODEL_OPTIONS}
     checkpoints = tuple(
         replace(checkpoint, in_pairs=content.pair_seeds)
@@ -162,7 +160,9 @@ def _benchmark(
     given = dict(given)
     only = names(f"{where}: 'checkpoints'", given.pop("checkpoints")) if "checkpoints" in given else ()
     _check_known(where, "setting", given, (*known, "checkpoints"))
-    shared = {option: value for option, value in settings.items() if option in known and option not in _MODEL_OPTIONS}
+    # One that a benchmark lacks would change some of the study's numbers and not others
+    _check_known(f"{where}: from 'settings', which are for all benchmarks", "setting", settings, known)
+    shared = {option: value for option, value in settings.items() if option not in _MODEL_OPTIONS}
     written = {**shared, **given, "suite": given.get("suite", name)}
     options = folders.options({**written, "suite": suite}, ModelSpec, benchmark(kind).request)
     return StudyBenchmark(name, suite, kind, written, options, only)

@@ -133,7 +133,7 @@ class Contest(NamedTuple):
     models: tuple[str, ...]
     """In the table's order; some may have no number."""
     winners: frozenset[str]
-    """Models with the extreme value: several if tied, none where fewer than two models have a number."""
+    """Models with the extreme value: several if tied, none where all numbers are equal as printed."""
 
 
 def contests(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> Iterator[Contest]:
@@ -144,7 +144,8 @@ def contests(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> Iterato
             for models in sections if rule.endswith("section") else [tuple(layout.model_items)]:
                 known = [model for model in models if (model, measure) in values]
                 shown = {model: half_up(values[model, measure], layout.decimals) for model in known}
-                best = choose(shown.values()) if len(shown) > 1 else None
+                differ = len(set(shown.values())) > 1
+                best = choose(shown.values()) if differ else None
                 winners = frozenset(model for model, value in shown.items() if value == best)
                 yield Contest(mark, measure, models, winners)
 
