@@ -238,15 +238,15 @@ def _print_every(request: TableRequest, source: Source, printer: Printer, folder
     except OSError as error:
         raise UsageError(f"--output {folder} cannot be made: {error.strerror or error}") from error
     written: set[str] = set()
-    unfinished: list[str] = []
-    without_row: list[str] = []
+    left_out: dict[str, list[str]] = {}
     failed = False
     for name in layout_names() if source.results is None else study_layouts(source.results.study):
         try:
             with doing(f"table {name}"):
                 filled = _filled(replace(request, name=name), source)
             if filled.table is None:
-                (unfinished if filled.waits else without_row).append(filled.name)
+                why = "not finished" if filled.waits else "no benchmark or row of the study is theirs"
+                left_out.setdefault(why, []).append(filled.name)
                 continue
             table = filled.table
             if table.name in written:
@@ -256,10 +256,8 @@ def _print_every(request: TableRequest, source: Source, printer: Printer, folder
         except EvalkitError as error:
             say(f"evalkit: table {Path(name).stem}: {error}")
             failed = True
-    for reason, names in (("its runs are not finished", unfinished), ("no row is of the study's models", without_row)):
-        if names:
-            why = f"evalkit table NAME --study {source.study} says more"
-            say(f"left out, since {reason}: {', '.join(names)}; {why}")
+    for why, names in left_out.items():
+        say(f"left out, {why}: {', '.join(names)}; evalkit table NAME --study {source.study} says more")
     if not (written or failed):
         raise TableError(f"study {source.study} has no finished run for any table")
     return int(failed)

@@ -53,6 +53,8 @@ from evalkit.studies.study import Study, StudyBenchmark, StudyCheckpoint, StudyT
 from evalkit.tables.layout import layout_names
 
 _MODEL_OPTIONS = tuple(settings_of(ModelSpec))
+_SOURCES = ("data_dir", "include_path", "allow_unofficial_data")
+"""Settings of where documents come from, which benchmarks that make their own do not need."""
 _YAML = (".yaml", ".yml")
 
 
@@ -161,8 +163,8 @@ def _benchmark(
     only = names(f"{where}: 'checkpoints'", given.pop("checkpoints")) if "checkpoints" in given else ()
     _check_known(where, "setting", given, (*known, "checkpoints"))
     # One that a benchmark lacks would change some of the study's numbers and not others
-    _check_known(f"{where}: from 'settings', which are for all benchmarks", "setting", settings, known)
-    shared = {option: value for option, value in settings.items() if option not in _MODEL_OPTIONS}
+    _check_known(f"{where}: 'settings' are for all benchmarks", "setting", settings, {*known, *_SOURCES})
+    shared = {option: value for option, value in settings.items() if option in known and option not in _MODEL_OPTIONS}
     written = {**shared, **given, "suite": given.get("suite", name)}
     options = folders.options({**written, "suite": suite}, ModelSpec, benchmark(kind).request)
     return StudyBenchmark(name, suite, kind, written, options, only)

@@ -133,7 +133,7 @@ class Contest(NamedTuple):
     models: tuple[str, ...]
     """In the table's order; some may have no number."""
     winners: frozenset[str]
-    """Models with the extreme value: several if tied, none where all numbers are equal as printed."""
+    """Models with the extreme value: several if tied, none where fewer than two models have a number."""
 
 
 def contests(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> Iterator[Contest]:
@@ -144,8 +144,7 @@ def contests(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> Iterato
             for models in sections if rule.endswith("section") else [tuple(layout.model_items)]:
                 known = [model for model in models if (model, measure) in values]
                 shown = {model: half_up(values[model, measure], layout.decimals) for model in known}
-                differ = len(set(shown.values())) > 1
-                best = choose(shown.values()) if differ else None
+                best = choose(shown.values()) if len(shown) > 1 else None
                 winners = frozenset(model for model, value in shown.items() if value == best)
                 yield Contest(mark, measure, models, winners)
 
@@ -177,7 +176,9 @@ def fill(
     """
     cells, places = computed(layout, numbers), layout.decimals
     marks: dict[CellKey, frozenset[str]] = defaultdict(frozenset)
-    for mark, measure, _, winners in contests(layout, {key: number.value for key, number in cells.items()}):
+    for mark, measure, models, winners in contests(layout, {key: number.value for key, number in cells.items()}):
+        if all(model in winners for model in models if (model, measure) in cells):
+            continue  # all are equal; the paper marks these too
         for model in winners:
             marks[model, measure] |= {mark}
     if printed is not None:
