@@ -6,7 +6,7 @@ In: a folder, or runs and why others have none. Out: a `Report`, whose JSON and 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path, PurePath
@@ -28,9 +28,11 @@ from evalkit.runs.traits import (
     kinds,
     mixture,
     origin_notes,
+    selection_words,
     unofficial_notes,
     windows_of_text,
 )
+from evalkit.stats.estimates import known_error
 
 _ID_SHOWN = 7
 AVERAGE = "average"
@@ -224,7 +226,9 @@ def _means(of_runs: Sequence[dict[str, Metric]]) -> dict[str, Metric]:
     for name, metric in of_runs[0].items():
         values = [value for of in of_runs if name in of and (value := of[name].value) is not None]
         mean = statistics.fmean(values) if len(values) == len(of_runs) else None
-        means[name] = replace(metric, value=mean, stderr=None if mean is None else statistics.stdev(values))
+        means[name] = replace(
+            metric, value=mean, stderr=None if mean is None else known_error(statistics.stdev(values))
+        )
     return means
 
 
@@ -277,6 +281,7 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
     count = sum(entry.state == "finished" for entry in summarised)
     words = [
         _shared(summarised, metrics),
+        documents_words((run for entry in summarised for run in entry.runs), every) if every else "",
         f"{count} of {len(summarised)} {headers[0]}s are finished" if count < len(summarised) else "",
         "means over seeds" if seeds else "",
         f"±: {'standard deviation over seeds' if seeds else 'standard error over documents'}" if errors else "",
@@ -284,6 +289,26 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
     table = simple_table(name, headers, rows)
     caption = f"{'; '.join(filter(None, words))}."
     return Report((table,), (caption,), notes=tuple(notes), content=content, records=records)
+
+
+def documents_words(runs: Iterable[Run], metrics: Iterable[Metric]) -> str:
+    """Return which documents numbers are of, and n of each task: "all documents; n: BoolQ 3,270, PIQA 1,838".
+
+    `metrics` are the first of each task, of all runs, whose n may differ.
+    """
+    runs = list(runs)
+    sizes: dict[str, set[int]] = {}
+    for metric in metrics:
+        sizes.setdefault(metric.task, set()).add(metric.n)
+    selections = dict.fromkeys(selection_words(run) or "all documents" for run in runs)
+    shown = {task: "–".join(f"{n:,}" for n in sorted({min(of), max(of)})) for task, of in sizes.items()}
+    numbers = set(shown.values())
+    if len(numbers) == 1:
+        listed = f"n = {numbers.pop()}" + " of each task" * (len(shown) > 1)
+    else:
+        names = {task: benchmark_of(runs[0]).label(runs[0], task).short for task in shown}
+        listed = f"n: {', '.join(f'{names[task]} {n}' for task, n in shown.items())}"
+    return f"{' or '.join(selections)}; {listed}"
 
 
 def column_heading(run: Run, metrics: Sequence[Metric]) -> str:

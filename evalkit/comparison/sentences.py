@@ -22,6 +22,7 @@ from evalkit.comparison.differences import (
     tally,
 )
 from evalkit.reporting.decimals import fixed, percent
+from evalkit.stats.estimates import known_error
 from evalkit.stats.significance import Spread
 
 _LEAST_P = 0.0005
@@ -50,7 +51,7 @@ class Unit:
         return fixed(score, (self.places or 0) + more, signed)
 
     def error(self, stderr: float | None) -> str:
-        return self.value(stderr, more=1)
+        return self.value(None if stderr is None else known_error(stderr), more=1)
 
     def difference(self, difference: float) -> str:
         return self.value(difference, signed=True)

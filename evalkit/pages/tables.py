@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from evalkit.benchmarks.differences import differences
 from evalkit.benchmarks.outcomes import LOWER_NOTE, Metric
-from evalkit.benchmarks.run_listing import AVERAGE, Summarised, column_heading, formatted
+from evalkit.benchmarks.run_listing import AVERAGE, Summarised, column_heading, documents_words, formatted
 from evalkit.comparison.sides import Side, check_uniform
 from evalkit.errors import UsageError
 from evalkit.reporting.report import Report
@@ -115,7 +115,9 @@ def _column(name: str, rows: Sequence[_PageRow]) -> tuple[str, list[Cell]]:
 
 def _notes(rule: str | None, rows: Sequence[_PageRow], table: Table) -> Iterator[str]:
     metrics = [metric for row in rows for metric in row.metrics.values()]
-    measured = ", ".join(dict.fromkeys(metric.name for metric in metrics if metric.name != AVERAGE))
+    tasks = [metric for metric in metrics if metric.name != AVERAGE]
+    yield documents_words((run for row in rows for run in row.runs), tasks)
+    measured = ", ".join(dict.fromkeys(metric.name for metric in tasks))
     yield f"{measured}; shares in %" if any(metric.whole for metric in metrics) else measured
     if rules := dict.fromkeys(str(rule or row.runs[0].rule) for row in rows if row.runs[0].rule):
         yield f"rule: {', '.join(rules)}"

@@ -17,7 +17,7 @@ from evalkit.errors import RunError, UsageError
 from evalkit.escape import brief, counted, part_name, with_error
 from evalkit.runs.rules import Floats, Rule, all_rules, decide, find_rule, row_scores, single_answers, why_unusable
 from evalkit.runs.score_table import MARGIN, OF_ONE, OUTCOMES, ContinuousOutcome, sources_of, why_unsized
-from evalkit.stats.estimates import error_of_average, mean
+from evalkit.stats.estimates import error_of_average, known_error, mean
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,7 @@ def error_over_documents(values: Floats, documents: pd.DataFrame) -> float | Non
     `documents` has their subtask, doc_id and cluster. Where no source has two documents and there is one subject, it is
     that of the sample variance, as lm-eval's.
     """
-    error = mean(values, *sources_of(documents)).variance ** 0.5
-    return None if math.isnan(error) else error
+    return known_error(mean(values, *sources_of(documents)).stderr)
 
 
 def average_of(name: str, tasks: Sequence[TaskResult], size: int) -> Average:

@@ -79,7 +79,11 @@ def test_run_on_several_checkpoints_has_a_line_for_each(files: Path, evalkit: Co
     assert not Path("adhoc").exists()
     pattern = files / "train" / "diff-seed2" / "checkpoint-*"
     outcome = evalkit("run", "--model", pattern, *options)
-    assert (outcome.code, "zeroshot8, inst prompts, rule ppl." in outcome.out) == (0, True), outcome.err
+    assert outcome.code == 0, outcome.err
+    caption = "zeroshot8, inst prompts, rule ppl; all documents; n = 6 of each task."
+    assert outcome.out.splitlines()[0] == caption
+    limited = evalkit("run", "--model", pattern, *options, "--limit", 2)
+    assert "the first 2 documents of each task; n = 2 of each task" in " ".join(limited.out.split())
     lines = [line.split() for line in outcome.out.splitlines() if "checkpoint-" in line]
     assert [line[0] for line in lines] == ["checkpoint-5", "checkpoint-10"]
     for line in lines:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from math import isnan
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -27,7 +26,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import mixture
-from evalkit.stats.estimates import mean
+from evalkit.stats.estimates import known_error, mean
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.documents import AttentionPlan
@@ -152,7 +151,7 @@ def _values(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
     values = {}
     for measure, measured in by_document.groupby("measure", observed=True, sort=False):
         estimate = mean(*(measured[name].to_numpy() for name in ("value", "source", "stratum")))
-        error = None if isnan(estimate.variance) else estimate.stderr
+        error = known_error(estimate.stderr)
         values[measure] = {"n": len(measured), "value": estimate.value, "stderr": error}
     return {name: values[name] for name in MEASURES if name in values}
 

@@ -22,6 +22,7 @@ from evalkit.data.sampling import clusters_of
 from evalkit.errors import DataError, reading_as
 from evalkit.runs.folder import LM_EVAL, SCORES
 from evalkit.runs.score_table import ScoreRow, score_table
+from evalkit.stats.estimates import known_error
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,7 +100,7 @@ def metric_entries(values: Mapping[str, Any], better: Mapping[str, bool | None])
         metric, comma, rule = key.rpartition(",")
         if comma and not metric.endswith("_stderr"):
             error = values.get(f"{metric}_stderr,{rule}")
-            stderr = float(error) if isinstance(error, (int, float)) and isfinite(error) else None
+            stderr = known_error(float(error)) if isinstance(error, (int, float)) and isfinite(error) else None
             about = {"filter": rule, "metric": metric, "value": value, "stderr": stderr}
             metrics.append(about | {"higher_is_better": better.get(metric)})
     return metrics

@@ -127,8 +127,13 @@ class LongBench(generated.GeneratedBenchmark):
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
         scores = results.score_generations(table, plan.request.suite, documents=plan.manifest["documents"])
         averages = [
-            {"name": mean["name"], "accuracy": (mean["all"]["score"] or 0.0) / 100, "stderr": None}
+            {
+                "name": mean["name"],
+                "accuracy": (of["score"] or 0.0) / 100,
+                "stderr": of["stderr"] and of["stderr"] / 100,
+            }
             for mean in (scores["plain_mean"], scores["mean_of_groups"])
+            for of in [mean["all"]]
         ]
         return scores | {"averages": averages}
 
@@ -136,8 +141,8 @@ class LongBench(generated.GeneratedBenchmark):
         self.refuse_rule(run, rule)
         metrics = []
         for task in run.stored["tasks"]:
-            # The official code prints no standard error
-            scored = (task["task"], task["metric"], task["all"]["n"], task["all"]["score"], None)
+            of_all = task["all"]
+            scored = (task["task"], task["metric"], of_all["n"], of_all["score"], of_all["stderr"])
             about = {"truncated": task["truncated"], "official": task["official"]}
             metrics.append(Metric(*scored, bounds=(0.0, 100.0), **about))
         return metrics

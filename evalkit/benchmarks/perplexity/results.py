@@ -29,7 +29,7 @@ from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
 from evalkit.runs.traits import mixture
 from evalkit.runs.writing import RunWriter
-from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, error_of_mean, mean, t_quantile
+from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, error_of_mean, known_error, mean, t_quantile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,7 +116,7 @@ def summary(documents: pd.DataFrame) -> dict[str, Any]:
         "windows": int(documents["windows"].sum()),
         "nats": float(nats),
         "bits_per_byte": whole.value,
-        "stderr": _known(whole.stderr),
+        "stderr": known_error(whole.stderr),
         "byte_perplexity": math.exp(nats / size),
         # None beyond the range of floats, as for the one "word" of a text without spaces
         "word_perplexity": math.exp(nats / words) if nats / words < _MOST_NATS else None,
@@ -162,7 +162,7 @@ def _by_bin(table: pd.DataFrame, width: int) -> Any:
 def _bin(first: int, width: int, documents: pd.DataFrame) -> PositionBin:
     tokens, size, nats = documents["tokens"].sum(), documents["bytes"].sum(), documents["nats"].sum()
     bits = ratio(documents["nats"].to_numpy(float) / math.log(2), documents["bytes"].to_numpy(float))
-    numbers = map(_known, (bits.value, bits.stderr, bits.freedom))
+    numbers = _known(bits.value), known_error(bits.stderr), _known(bits.freedom)
     return PositionBin(first, first + width - 1, len(documents), int(tokens), int(size), float(nats), *numbers)
 
 
