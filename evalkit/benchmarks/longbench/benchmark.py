@@ -33,6 +33,7 @@ from evalkit.models.context.extension import configured_window
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import ModelSpec, config_of, context_settings
 from evalkit.runs.folder import LONGBENCH, Run
+from evalkit.runs.score_table import PERCENT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,10 +127,10 @@ class LongBench(generated.GeneratedBenchmark):
 
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
         scores = results.score_generations(table, plan.request.suite, documents=plan.manifest["documents"])
-        averages = [
-            {"name": mean["name"], "accuracy": (mean["all"]["score"] or 0.0) / 100, "stderr": None}
-            for mean in (scores["plain_mean"], scores["mean_of_groups"])
-        ]
+        averages = []
+        for mean in (scores["plain_mean"], scores["mean_of_groups"]):
+            about = {name: mean[name] for name in ("name", "metric", "unit", "higher_is_better")}
+            averages.append(about | {"value": mean["all"]["value"] or 0.0, "stderr": None})
         return scores | {"averages": averages}
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
@@ -137,9 +138,9 @@ class LongBench(generated.GeneratedBenchmark):
         metrics = []
         for task in run.stored["tasks"]:
             # The official code prints no standard error
-            scored = (task["task"], task["metric"], task["all"]["n"], task["all"]["score"], None)
+            scored = (task["task"], task["metric"], task["all"]["n"], task["all"]["value"], None)
             about = {"truncated": task["truncated"], "official": task["official"]}
-            metrics.append(Metric(*scored, bounds=(0.0, 100.0), **about))
+            metrics.append(Metric(*scored, bounds=(0.0, 100.0), unit=PERCENT, **about))
         return metrics
 
     def measure(self) -> Measure:
