@@ -100,7 +100,7 @@ def test_runs_are_compared(tmp_path: Path) -> None:
     first, second = evalkit.compare(*runs)
     assert (first.runs_a, second.runs_b) == ((str(runs[0].folder),), (str(runs[2].folder),))
     by_name = evalkit.compare(runs[0].manifest["id"], runs[1].folder, root=tmp_path, rule="acc")
-    accuracies = [run.results("acc").average.accuracy for run in runs[:2]]
+    accuracies = [run.results("acc").average.value for run in runs[:2]]
     assert by_name.average.difference == pytest.approx(accuracies[1] - accuracies[0])
     grouped = evalkit.compare(groups={"few": runs[1:], "none": runs[:1]})
     assert (grouped.a, grouped.b, len(grouped.runs_a)) == ("few", "none", 2)

@@ -99,7 +99,7 @@ def test_every_recipe_works(printed: dict[str, str], place: Path) -> None:
     scores = scores.assign(score=scores["ll_continuation"] / scores["n_continuation"] ** 0.5)
     best = scores.loc[scores.groupby("doc_id")["score"].idxmax()]
     [piqa] = [task for task in run_of_suite.results("acc_half_norm").tasks if task.task == "piqa"]
-    assert piqa.accuracy == pytest.approx((best["choice"] == best["gold"]).mean())
+    assert piqa.value == pytest.approx((best["choice"] == best["gold"]).mean())
     assert "exact match" in printed["evalkit run base --suite capitals"]
     assert "exact match" in printed["evalkit compare base-capitals tuned-capitals"]
     assert "capitals" in run("evalkit ls suites")

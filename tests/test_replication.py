@@ -125,7 +125,7 @@ def test_what_a_plan_assumes(script: Any) -> None:
     """All documents gain what their tasks allow; the primary outcome is at the level of its corrected verdict."""
     summarise = script("summarise")
     counts = [1267, 2376, 1172, 10042, 1838, 500, 3270, 14042]
-    documents = {str(task): {"count": count} for task, count in enumerate(counts)}
+    documents = {str(task): {"count": 200, "total": count} for task, count in enumerate(counts)}
     stored = {"tasks": [{"task": task, "n": 200} for task in documents]}
     # Variances of means over 200 and over all documents, in each task that of one document
     expected = sum(1 / 200 for _ in counts) / sum(1 / count for count in counts)

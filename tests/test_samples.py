@@ -49,5 +49,5 @@ def test_the_pages_numbers_are_the_runs() -> None:
     results = (inst.results("ppl"), plain.results("acc"), plain.results("acc_norm"))
     for number, found in enumerate(results):
         for task in found.tasks:
-            assert printed[f"`{task.task}`"][number].split()[0] == f"{100 * task.accuracy:.1f}", task.task
-        assert printed["Average"][number].split()[0] == f"{100 * found.average.accuracy:.1f}"
+            assert printed[f"`{task.task}`"][number].split()[0] == f"{100 * task.value:.1f}", task.task
+        assert printed["Average"][number].split()[0] == f"{100 * found.average.value:.1f}"

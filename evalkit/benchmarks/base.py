@@ -20,11 +20,10 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from evalkit.benchmarks.outcomes import Label, metrics_report
+from evalkit.benchmarks.outcomes import Label, average_metric, formatted, metrics_report
 from evalkit.display import Say
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.validated import Stored
-from evalkit.reporting.decimals import percent
 from evalkit.runs.folder import StoredResults
 
 if TYPE_CHECKING:
@@ -251,15 +250,17 @@ class Benchmark(ABC):
         """Return the averages of a finished run, as in results.json."""
         return list(run.stored["averages"])
 
-    def headline(self, run: Run, rule: str | None = None) -> tuple[float | None, str]:
-        """Return a finished run's sort key in lists and its printed form: the last average."""
+    def headline(self, run: Run, rule: str | None = None) -> tuple[Metric | None, str]:
+        """Return the number that stands for a finished run in lists, and its printed form: the last average."""
         if not (averages := self.stored_averages(run, rule)):
             return None, "finished"
-        average = averages[-1]
-        name = "" if average["name"] == "Average" else f"{average['name'].lower()} "
-        error = "" if average["stderr"] is None else f" ± {percent(average['stderr'])}"
-        shown = f" ({rule or run.rule})" if run.rule else ""
-        return average["accuracy"], f"{name}{percent(average['accuracy'])}{error}{shown}"
+        average = average_metric(averages[-1])
+        name = "" if average.task == "Average" else f"{average.task.lower()} "
+        value, error = formatted(average)
+        number = f"{name}{value} ± {error}" if error else f"{name}{value}"
+        if average.whole is None:
+            return average, f"{number} {average.name}"
+        return average, f"{number} ({rule or run.rule})" if run.rule else number
 
     def label(self, run: Run, task: str) -> Label:
         return Label(task, task)

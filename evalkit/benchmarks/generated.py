@@ -46,13 +46,19 @@ class TaskDocuments(NamedTuple):
     """Hash of the content that determines the prompts; None if the benchmark's settings determine it."""
     official: bool | None = None
     """Whether they are the published ones; None if none are published."""
+    total: int | None = None
+    """Documents of the task before a selection; None: these."""
 
     def selected(self, task: str, selection: DocumentSelection) -> TaskDocuments:
-        numbers = selection.places(task, [task] * len(self.documents))
-        return self._replace(documents=tuple(self.documents[number] for number in numbers))
+        count = len(self.documents)
+        numbers = selection.places(task, [task] * count)
+        chosen = tuple(self.documents[number] for number in numbers)
+        return self._replace(documents=chosen, total=self.total or count)
 
     def about(self) -> dict[str, Any]:
-        return {"source": self.source, "official": self.official, "count": len(self.documents)}
+        count = len(self.documents)
+        about = {"source": self.source, "official": self.official}
+        return about | {"count": count, "total": self.total or count}
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from evalkit.errors import UnknownNameError
-from evalkit.reporting.decimals import fixed
+from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
-from evalkit.runs.score_table import CLUSTER
+from evalkit.runs.score_table import CLUSTER, FRACTION, PERCENT
 from evalkit.runs.traits import mixture
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ LOWER_IS_BETTER = " ↓"
 LOWER_NOTE = "↓: lower is better"
 
 
+_WHOLE: dict[str | None, float] = {FRACTION: 1.0, PERCENT: 100.0}
+"""Unit of shares → the value of 100 %."""
+
+
 @dataclass(frozen=True)
 class Metric:
     """One number of one task."""
@@ -41,6 +45,7 @@ class Metric:
     name: str
     """What is measured: "accuracy", "f1"."""
     n: int
+    """Documents; 0 of an average over tasks."""
     value: float | None
     """None if there is nothing to measure."""
     stderr: float | None
@@ -57,11 +62,64 @@ class Metric:
     """Number of documents truncated to the context window, if known."""
     official: bool | None = None
     """Whether the documents are the published ones; None if none are published."""
+    unit: str | None = FRACTION
+    """None: unknown."""
+
+    def __post_init__(self) -> None:
+        _check_unit(self)
 
     @property
     def whole(self) -> float | None:
         """The value of 100 %: 1 for fractions, 100 for percentages; None for other units."""
-        return self.bounds[1] if self.bounds in ((0.0, 1.0), (0.0, 100.0)) else None
+        return _WHOLE.get(self.unit)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """All fields, for JSON and CSV: the name is that of the "metric", as in results.json."""
+        fields = asdict(self)
+        return {"task": fields.pop("task"), "metric": fields.pop("name")} | fields
+
+
+def scale_of(of: Metric | Measure) -> dict[str, Any]:
+    """Return what a number measures, in which unit, and whether higher is better, for JSON and CSV."""
+    return {"metric": of.name, "unit": of.unit, "higher_is_better": of.higher_is_better}
+
+
+def stored_value(of: Metric | Measure, value: float | None, stderr: float | None) -> dict[str, Any]:
+    """Return the entries of a number in results.json, JSON and CSV."""
+    return scale_of(of) | {"value": value, "stderr": stderr}
+
+
+def headline_entries(metric: Metric | None) -> dict[str, Any]:
+    """Return the entries of a run's headline (`stored_value`), which are None if it has none."""
+    if metric is None:
+        return dict.fromkeys(("metric", "unit", "higher_is_better", "value", "stderr"))
+    return stored_value(metric, metric.value, metric.stderr)
+
+
+def average_metric(average: Mapping[str, Any]) -> Metric:
+    """Return an average of results.json as a metric, whose task is the average's name."""
+    fields = ("higher_is_better", "value", "stderr", "unit")
+    about = {name: average[name] for name in fields}
+    whole = _WHOLE.get(average["unit"])
+    bounds = None if whole is None else (0.0, whole)
+    return Metric(average["name"], average["metric"], n=0, bounds=bounds, **about)
+
+
+def formatted(metric: Metric | None) -> tuple[str, str]:
+    """Return a number and its error as printed, shares in percent; a dash, and empty, where there is none."""
+    if metric is None or metric.value is None:
+        return "–", ""
+    if whole := metric.whole:
+        return percent(metric.value / whole), "" if metric.stderr is None else percent(metric.stderr / whole)
+    return fixed(metric.value, 4), "" if metric.stderr is None else fixed(metric.stderr, 4)
+
+
+def _check_unit(of: Metric | Measure) -> None:
+    """Raise a `ValueError` if a share has other bounds than its unit's: it would be printed in percent."""
+    whole = _WHOLE.get(of.unit)
+    if whole is not None and of.bounds != (0.0, whole):
+        raise ValueError(f"{of.name}: a {of.unit} is from 0 to {whole:g}, not within {of.bounds}; give its unit")
 
 
 class Label(NamedTuple):
@@ -95,6 +153,11 @@ class Measure:
     """Share of the scores up to which a difference of means is rounding: one checkpoint, computed in two ways."""
     least_documents: int = 0
     """Documents below which a task alone has no verdict: the scores have rare outliers, which fewer do not show."""
+    unit: str | None = FRACTION
+    """None: unknown."""
+
+    def __post_init__(self) -> None:
+        _check_unit(self)
 
     @property
     def is_share(self) -> bool:
@@ -242,4 +305,4 @@ def metrics_report(run: Run, metrics: Sequence[Metric]) -> Report:
         rows.append([task, name, f"{metric.n:,}", fixed(metric.value, 4), error])
     table = simple_table(run.suite, ["task", "metric", "n", "value", "± SE"], rows, texts=2)
     notes = [*mixture(run.manifest), *([LOWER_NOTE] if any(m.higher_is_better is False for m in metrics) else [])]
-    return Report((table,), notes=tuple(notes), content=run_content(run), records=list(map(asdict, metrics)))
+    return Report((table,), notes=tuple(notes), content=run_content(run), records=[metric.record for metric in metrics])

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from evalkit.benchmarks import generated
 from evalkit.benchmarks.generated import DocumentPlan, GeneratedAnswer, GenerationRequest, TaskDocuments
-from evalkit.benchmarks.outcomes import Metric
+from evalkit.benchmarks.outcomes import Metric, stored_value
 from evalkit.benchmarks.request import DocumentRequest
 from evalkit.display import Say
 from evalkit.errors import ScoringError, UsageError
 from evalkit.inputs.validated import Stored
-from evalkit.runs.folder import Run, StoredTask
+from evalkit.runs.folder import Run, StoredTask, StoredValue
 from evalkit.stats.estimates import error_of_average, error_of_mean
 
 if TYPE_CHECKING:
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 ANSWERS = "answers.parquet"
 
 
-class _PromptedTask(StoredTask):
+class _PromptedTask(StoredTask, StoredValue):
     n: int
-    score: float
-    stderr: float | None
 
 
 class _PromptedResults(Stored):
@@ -110,18 +108,18 @@ class PromptedBenchmark(generated.GeneratedBenchmark):
         return about | {"answer": text, "score": score, "source": answer.id}
 
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
-        results: list[dict[str, Any]] = []
+        results, measure = list[dict[str, Any]](), self.measure()
         for task, rows in table.groupby("task", sort=False):
             mean, error = float(rows["score"].mean()), error_of_mean(rows["score"].to_numpy(float))
-            results.append({"task": task, "n": len(rows), "score": mean, "stderr": error})
-        mean = sum(result["score"] for result in results) / len(results)
+            results.append({"task": task, "n": len(rows)} | stored_value(measure, mean, error))
+        mean = sum(result["value"] for result in results) / len(results)
         error = error_of_average([result["stderr"] for result in results])
-        return {"tasks": results, "averages": [{"name": "Average", "accuracy": mean, "stderr": error}]}
+        return {"tasks": results, "averages": [{"name": "Average"} | stored_value(measure, mean, error)]}
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         self.refuse_rule(run, rule)
         return [
-            Metric(task["task"], self.metric, task["n"], task["score"], task["stderr"]) for task in run.stored["tasks"]
+            Metric(task["task"], self.metric, task["n"], task["value"], task["stderr"]) for task in run.stored["tasks"]
         ]
 
     def answers(self, run: Run) -> pd.DataFrame:

@@ -12,12 +12,18 @@ from itertools import takewhile
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
+from evalkit.benchmarks.outcomes import (
+    LOWER_IS_BETTER,
+    LOWER_NOTE,
+    Metric,
+    average_metric,
+    formatted,
+    headline_entries,
+)
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.registry import kinds as known_kinds
 from evalkit.errors import RunError, reading_as
 from evalkit.inputs.values import by_number
-from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.finding import DamagedRun, scan
@@ -35,8 +41,6 @@ from evalkit.runs.traits import (
 from evalkit.stats.estimates import known_error
 
 _ID_SHOWN = 7
-AVERAGE = "average"
-"""Name of the metric of an average over tasks."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,12 @@ class ListedRun:
     documents: str = ""
     """Which documents of each task are read; empty: all."""
     rule: str = ""
-    score: float | None = None
-    """Sort key of a finished run: its last average, a fraction; for lm-eval's tasks the first metric."""
+    metric: str | None = None
+    """Of a finished run's headline: its last average; for lm-eval's tasks the first metric."""
+    unit: str | None = None
+    higher_is_better: bool | None = None
+    value: float | None = None
+    stderr: float | None = None
     result: str = ""
     devices: tuple[str, ...] = ()
     imported: bool = False
@@ -109,9 +117,16 @@ def list_found(root: Path, sort: str = "date", text: str = "") -> list[ListedRun
         "date": lambda run: run.created,
         "name": lambda run: run.folder,
         "model": lambda run: by_number(run.checkpoint),
-        "score": lambda run: float("inf") if run.score is None else -run.score,
+        "score": _from_best,
     }
     return sorted(filter(has_words, map(_listed, scan(root))), key=orders[sort])
+
+
+def _from_best(run: ListedRun) -> float:
+    """Return the sort key of runs from the best: those without a value come last."""
+    if run.value is None:
+        return float("inf")
+    return run.value if run.higher_is_better is False else -run.value
 
 
 def _listed(run: Run | DamagedRun) -> ListedRun:
@@ -144,12 +159,12 @@ def _listed(run: Run | DamagedRun) -> ListedRun:
         return ListedRun(state="interrupted" if about["journal"] else "begun", **about)
     try:
         with reading_as(run.folder / RESULTS, f"results of {run.kind}", RunError):
-            score, result = benchmark_of(run).headline(run)
+            headline, result = benchmark_of(run).headline(run)
     except RunError as error:
         state = "damaged" if run.kind in known_kinds() else "benchmark not installed"
         return ListedRun(state=state, **about | {"notes": (str(error), *about["notes"])})
     about |= {"devices": tuple(kinds(manifest)), "notes": (*about["notes"], *mixture(manifest))}
-    return ListedRun(state="finished", score=score, result=result, **about)
+    return ListedRun(state="finished", result=result, **headline_entries(headline), **about)
 
 
 def runs_report(runs: Sequence[ListedRun], root: Path, text: str = "") -> Report:
@@ -203,20 +218,12 @@ class Summarised(NamedTuple):
         return _means(of_runs)
 
     def averages(self) -> dict[str, Metric]:
-        """Return the averages over tasks, as in results.json, by their names; of several runs likewise.
-
-        Averages of tasks without shares, such as bits per byte, have the tasks' unit.
-        """
-        task = next(iter(self.metrics().values()), None)
-        unit: dict[str, Any] = {}
-        if task is not None and task.whole is None:
-            unit = {"bounds": task.bounds, "higher_is_better": task.higher_is_better}
-        stored = [benchmark_of(run).stored_averages(run, self.rule) for run in self.runs]
-        return _means([
-            {(name := each["name"]): Metric(name, AVERAGE, 0, each["accuracy"], each["stderr"], **unit)
-             for each in averages}
-            for averages in stored
-        ])  # fmt: skip
+        """Return the averages over tasks, as in results.json, by their names; of several runs likewise."""
+        of_runs = []
+        for run in self.runs:
+            stored = benchmark_of(run).stored_averages(run, self.rule)
+            of_runs.append({average["name"]: average_metric(average) for average in stored})
+        return _means(of_runs)
 
 
 def _means(of_runs: Sequence[dict[str, Metric]]) -> dict[str, Metric]:
@@ -273,8 +280,10 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
                  "run": ", ".join(ids) or None, "folder": ", ".join(folders) or None}  # fmt: skip
         # A deviation over seeds is no standard error
         kind, other = ("deviation", "stderr") if len(entry.runs) > 1 else ("stderr", "deviation")
-        of_tasks = [asdict(metric) | {kind: metric.stderr, other: None} for metric in firsts.values()]
-        of_all = average and {"name": average.task, "accuracy": average.value, kind: average.stderr, other: None}
+        of_tasks = [metric.record | {kind: metric.stderr, other: None} for metric in firsts.values()]
+        of_all = None
+        if average is not None:
+            of_all = {"name": average.task} | headline_entries(average) | {kind: average.stderr, other: None}
         content.append(about | {"tasks": of_tasks, "average": of_all})
         values = {task: metric.value for task, metric in firsts.items()}
         records.append(about | values | {"average": average and average.value})
@@ -316,15 +325,6 @@ def column_heading(run: Run, metrics: Sequence[Metric]) -> str:
     mark = "*" * any(metric.official is False for metric in metrics)
     lower = LOWER_IS_BETTER * any(metric.higher_is_better is False for metric in metrics)
     return f"{benchmark_of(run).label(run, metrics[0].task).short}{mark}{lower}"
-
-
-def formatted(metric: Metric | None) -> tuple[str, str]:
-    """Return a number and its error as printed, shares in percent; a dash, and empty, where there is none."""
-    if metric is None or metric.value is None:
-        return "–", ""
-    if whole := metric.whole:
-        return percent(metric.value / whole), "" if metric.stderr is None else percent(metric.stderr / whole)
-    return fixed(metric.value, 4), "" if metric.stderr is None else fixed(metric.stderr, 4)
 
 
 def _cell(metric: Metric | None, has_error: bool) -> str:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evalkit.benchmarks.outcomes import Comparable, Label, Measure
+from evalkit.benchmarks.outcomes import Comparable, Label, Measure, scale_of
 from evalkit.comparison.line import line_label, line_name
 from evalkit.comparison.pairing import PairedTask, Pairing, pair, sample_names
 from evalkit.comparison.sentences import Unit, unit_of
@@ -31,10 +31,10 @@ from evalkit.stats.significance import cluster_sums
 
 @dataclass(frozen=True)
 class Point:
-    """Accuracy of one checkpoint on a task, a layer of it or on average, with its 95 % interval."""
+    """Mean score of one checkpoint on a task, a layer of it or on average, with its 95 % interval."""
 
     step: int
-    accuracy: float
+    value: float
     stderr: float
     low: float
     high: float
@@ -63,7 +63,7 @@ class Curve:
 
 
 def curve(side: Side, rule: str | None = None, steps_of_runs: Sequence[int] | None = None, model: str = "") -> Curve:
-    """Return the accuracy of every checkpoint of a training, on the documents that all of them have.
+    """Return the mean scores of every checkpoint of a training, on the documents that all of them have.
 
     `rule` is a scoring rule or a continuous outcome (`runs.score_table.outcome_key`), by default the runs' own;
     `steps_of_runs` by default as `step_of` finds them; `model` the name that its seeds share, by default the side's.
@@ -84,9 +84,9 @@ def curve(side: Side, rule: str | None = None, steps_of_runs: Sequence[int] | No
     for task in pairing.tasks:
         for number, layer in enumerate(measure.layers) if measure.layers else [(None, None)]:
             name = line_name(task.task, layer)
-            tasks[name] = _points(by_step, _accuracies(pairing, task, rule, measure, number), measure)
+            tasks[name] = _points(by_step, _means(pairing, task, rule, measure, number), measure)
             counts[name], labels[name] = task.n, line_label(pairing.label(task.task), layer)
-    whole = [_accuracies(pairing, task, rule, measure, None) for task in pairing.tasks]
+    whole = [_means(pairing, task, rule, measure, None) for task in pairing.tasks]
     samples = sample_names(pairing.tasks)
     averages = [_average(of_step, measure, samples) for of_step in zip(*whole, strict=True)]
     mean_of_tasks = _points(by_step, averages, measure)
@@ -110,8 +110,8 @@ def _by_step(runs: Sequence[Run], steps: Sequence[int | None]) -> dict[int, Run]
     return dict(sorted(by_step.items()))
 
 
-class _Accuracy(NamedTuple):
-    """Accuracy of one checkpoint, with what its interval is computed from."""
+class _Mean(NamedTuple):
+    """Mean score of one checkpoint, with what its interval is computed from."""
 
     estimate: Estimate
     sources: float
@@ -121,46 +121,46 @@ class _Accuracy(NamedTuple):
     """Of a share: twice the share less one, with four sources added."""
 
 
-def _accuracies(pairing: Pairing, task: PairedTask, rule: str, measure: Measure, layer: int | None) -> list[_Accuracy]:
-    accuracies = []
+def _means(pairing: Pairing, task: PairedTask, rule: str, measure: Measure, layer: int | None) -> list[_Mean]:
+    means = []
     weights = cluster_sums(np.ones(task.n), task.clusters)
     for scores in chain(*pairing.scores(task, rule, layer)):
         size = size_of_differences(cluster_sums(2 * scores - 1, task.clusters), weights)
-        accuracies.append(_adjusted(mean(scores, task.clusters, task.strata), len(weights), size, measure))
-    return accuracies
+        means.append(_adjusted(mean(scores, task.clusters, task.strata), len(weights), size, measure))
+    return means
 
 
-def _average(tasks: Sequence[_Accuracy], measure: Measure, samples: Sequence[str]) -> _Accuracy:
+def _average(tasks: Sequence[_Mean], measure: Measure, samples: Sequence[str]) -> _Mean:
     sources, size = pooled([task.sources for task in tasks], [task.size for task in tasks], samples)
     of_all = _adjusted(average([task.estimate for task in tasks], samples), sources, size, measure)
     of_tasks = [task.adjusted for task in tasks]
     return of_all._replace(adjusted=at_least_task_intervals(of_all.adjusted, of_tasks, samples=samples))
 
 
-def _adjusted(estimate: Estimate, sources: float, size: float, measure: Measure) -> _Accuracy:
+def _adjusted(estimate: Estimate, sources: float, size: float, measure: Measure) -> _Mean:
     """Adjust a share by adding two correct and two incorrect sources (Agresti and Coull 1998).
 
     Where nearly all answers are correct, an interval about the share itself is too short; where all are, it has zero
     length.
     """
     if not measure.is_share:
-        return _Accuracy(estimate, sources, size, estimate)
+        return _Mean(estimate, sources, size, estimate)
     value, variance, freedom, _ = estimate
     more = Estimate(2 * value - 1, 4 * variance, freedom)
     for n in (sources, sources + 2):
         more = with_one_won_and_one_lost(more, n, size)
-    return _Accuracy(estimate, sources, size, more)
+    return _Mean(estimate, sources, size, more)
 
 
-def _points(steps: dict[int, Run], accuracies: Sequence[_Accuracy], measure: Measure) -> tuple[Point, ...]:
+def _points(steps: dict[int, Run], means: Sequence[_Mean], measure: Measure) -> tuple[Point, ...]:
     points = []
-    for step, accuracy in zip(steps, accuracies, strict=True):
-        low, high = interval(accuracy.adjusted)
+    for step, score in zip(steps, means, strict=True):
+        low, high = interval(score.adjusted)
         if measure.is_share:
             low, high = (low + 1) / 2, (high + 1) / 2
         if measure.bounds:
             low, high = max(measure.bounds[0], low), min(measure.bounds[1], high)
-        points.append(Point(step, accuracy.estimate.value, accuracy.estimate.stderr, low, high))
+        points.append(Point(step, score.estimate.value, score.estimate.stderr, low, high))
     return tuple(points)
 
 
@@ -170,21 +170,22 @@ def curve_unit(curve: Curve) -> Unit:
 
 
 def curve_report(curves: Sequence[Curve]) -> Report:
-    """Build the report of training curves: a table of accuracy by step for each training."""
+    """Build the report of training curves: a table of scores by step for each training."""
     verdict, tables, records = [], [], []
     for training in curves:
         first, last = training.average[0], training.average[-1]
         unit, lines = curve_unit(training), counted(len(training.tasks), "layer" if training.measure.layers else "task")
-        ends = ", ".join(f"{unit.value(end.accuracy)} at step {end.step:,}" for end in (first, last))
+        ends = ", ".join(f"{unit.value(end.value)} at step {end.step:,}" for end in (first, last))
         verdict.append(f"{training.name}: average {ends} ({len(training.average)} checkpoints, {lines})")
         rows = []
         for point, *of_tasks in zip(training.average, *training.tasks.values(), strict=True):
-            cells = [unit.value(of_task.accuracy) for of_task in of_tasks]
-            rows.append([f"{point.step:,}", *cells, unit.value(point.accuracy), unit.error(point.stderr)])
+            cells = [unit.value(of_task.value) for of_task in of_tasks]
+            rows.append([f"{point.step:,}", *cells, unit.value(point.value), unit.error(point.stderr)])
         headers = ("step", *(training.labels[task].short for task in training.tasks), "Avg.", "± SE")
         tables.append(simple_table("curve", headers, rows, title=training.name if len(curves) > 1 else ""))
         for task, points in [*training.tasks.items(), ("Average", training.average)]:
             about = {"curve": training.name, "rule": training.rule, "task": task, "n": training.documents.get(task)}
+            about |= scale_of(training.measure)
             records += [about | asdict(point) for point in points]
     content = {"curves": [asdict(training) for training in curves]}
     notes = (curves[0].measure.words, *dict.fromkeys(map(_documents, curves)))

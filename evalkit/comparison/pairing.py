@@ -240,7 +240,7 @@ def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[Paired
         rows = tuple(np.asarray(table.index, np.int64) for table in chosen)
         official = not any(task in marked for run in graded for marked in unofficial(run.run.manifest).values())
         known = graded[0].run.manifest["documents"].get(task, {})
-        total = known.get("count", 0) if isinstance(known, dict) else 0
+        total = known.get("total") or 0 if isinstance(known, dict) else 0
         yield PairedTask(task, clusters, strata, rows, dropped, official, total, graded[0].sample_of(task))
 
 

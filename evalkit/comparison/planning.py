@@ -176,7 +176,7 @@ def plan_guess(
 def _benchmark(pairing: Pairing, lines: Sequence[ScoredLine]) -> tuple[str, list[int]]:
     """Return the name of what is planned, and its documents by line; of a selection of unknown size, the runs' own."""
     manifest, seen = pairing.graded[0].run.manifest, [line.paired.n for line in lines]
-    totals = [max(line.paired.n, manifest["documents"][line.paired.task]["count"]) for line in lines]
+    totals = [max(line.paired.n, manifest["documents"][line.paired.task]["total"] or 0) for line in lines]
     is_whole = selection_of(manifest["specification"]) == ALL_DOCUMENTS
     return pairing.graded[0].run.suite if is_whole or totals != seen else "the runs' documents", totals
 

@@ -59,7 +59,7 @@ def forest(comparisons: Sequence[Comparison], path: Path) -> None:
 
 
 def curves(trainings: Sequence[Curve], path: Path) -> None:
-    """Draw accuracy by step with 95 % bands: a panel for the average and every task, a line for each training."""
+    """Draw scores by step with 95 % bands: a panel for the average and every task, a line for each training."""
     tasks = list(dict.fromkeys(task for each in trainings for task in each.tasks))
     names = ["Average", *tasks] if len(tasks) > 1 else tasks
     columns = min(3, len(names))
@@ -73,7 +73,7 @@ def curves(trainings: Sequence[Curve], path: Path) -> None:
         for each in trainings:
             if points := each.average if name == "Average" else each.tasks.get(name, ()):
                 factor, look = curve_unit(each).factor, looks[each.model]
-                steps, heights = [point.step for point in points], [factor * point.accuracy for point in points]
+                steps, heights = [point.step for point in points], [factor * point.value for point in points]
                 low, high = [factor * point.low for point in points], [factor * point.high for point in points]
                 panel.fill_between(steps, low, high, color=look["color"], alpha=0.16, linewidth=0)
                 panel.plot(steps, heights, linewidth=1.4, markersize=3.5, label=unnamed.pop(each.model, ""), **look)

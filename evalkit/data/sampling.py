@@ -82,6 +82,11 @@ DocumentSelection: TypeAlias = FirstDocuments | DocumentSample
 ALL_DOCUMENTS = FirstDocuments()
 
 
+def number_of(selection: DocumentSelection, total: int) -> int:
+    """Return how many of a task's documents a selection has."""
+    return total if selection.count is None else min(selection.count, total)
+
+
 def selection_of(specification: Mapping[str, Any]) -> DocumentSelection:
     """Return the selection that a run's specification names."""
     if (count := specification.get("sample")) is not None:

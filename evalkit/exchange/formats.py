@@ -35,7 +35,7 @@ class ExportedScore:
     dataset: HubSplit | None
     """The dataset in which its documents are published, if known."""
     documents: int
-    """Number of documents in the task."""
+    """Number of documents in the task; those that were scored, where a log does not say it."""
     caveats: tuple[str, ...]
     """Why this is not a score of all published documents."""
     source: str
@@ -106,10 +106,10 @@ def content_of(run: Run, rule: str | None) -> Content:
         seen.add(metric.task)
         if metric.value is None:
             continue
-        count, source = documents[metric.task]["count"], documents[metric.task]["source"]
-        part = [f"{metric.n:,} of {count:,} documents"] if metric.n < count else []
+        total, source = documents[metric.task]["total"] or metric.n, documents[metric.task]["source"]
+        part = [f"{metric.n:,} of {total:,} documents"] if metric.n < total else []
         about = (*caveats(run.manifest, metric.task), *part)
-        scores.append(ExportedScore(metric, benchmark.dataset(run, metric.task), count, about, source, distinct))
+        scores.append(ExportedScore(metric, benchmark.dataset(run, metric.task), total, about, source, distinct))
     return Content(run, protocol.get("rule", run.kind), tuple(scores), protocol)
 
 

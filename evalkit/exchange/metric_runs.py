@@ -201,7 +201,15 @@ def _import(
         "rule": "acc",
         "groups": {},
         "group_sizes": {},
-        "documents": {log.task: {"source": "log", "official": None, "count": _count(log)} for log in logs},
+        "documents": {
+            log.task: {
+                "source": "log",
+                "official": None,
+                "count": len(log.documents),
+                "total": None if log.count is None else _count(log),
+            }
+            for log in logs
+        },
         "template": asdict(load_template("plain")),
     }
     return import_run(request, logs, (LM_EVAL, "+".join(tasks)), specification, about, finish)

@@ -171,8 +171,13 @@ def import_choices(matched: Sequence[MatchedTask], request: Import, library: Lib
         "groups": {group: list(members) for group, members in suite.groups.items()},
         "group_sizes": {group: suite.sizes[group] for group in suite.groups},
         "documents": {
-            task: {"source": loaded.source, "official": loaded.official, "count": len(loaded.records)}
-            for task, loaded in documents.items()
+            given.task: {
+                "source": documents[given.task].source,
+                "official": documents[given.task].official,
+                "count": len(given.places),
+                "total": len(documents[given.task].records),
+            }
+            for given in tasks
         },
         "template": template,
         "imported": {"parts": [note for task, members in by_task.items() for note in _part(task, members)]},

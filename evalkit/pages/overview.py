@@ -140,11 +140,12 @@ def _documents_table(run: Run) -> Table:
     counts = {metric.task: metric.n for metric in reversed(benchmark.metrics(run))}
     for task, source in run.manifest["documents"].items():
         shown = f"{counts[task]:,}" if task in counts else "–"
-        numbers = [shown, f"{source['count']:,}", fixed(seconds.get(task), 1)]
+        of_all = "–" if source["total"] is None else f"{source['total']:,}"
+        numbers = [shown, of_all, fixed(seconds.get(task), 1)]
         rows.append([_label(run, task), str(source["source"]), *numbers])
     for task, source in run.manifest.get("examples", {}).items():
         label = f"{benchmark.label(run, task).full}: solved examples"
-        rows.append([label, str(source["source"]), "", f"{source['count']:,}", ""])
+        rows.append([label, str(source["source"]), "", f"{source['total']:,}", ""])
     headers = ["task", "source of the documents", "n", "of", *(["seconds"] if seconds else [])]
     return simple_table("documents", headers, [row[: len(headers)] for row in rows], texts=2)
 

@@ -11,8 +11,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from evalkit.benchmarks.differences import differences
-from evalkit.benchmarks.outcomes import LOWER_NOTE, Metric
-from evalkit.benchmarks.run_listing import AVERAGE, Summarised, column_heading, documents_words, formatted
+from evalkit.benchmarks.outcomes import LOWER_NOTE, Metric, formatted
+from evalkit.benchmarks.run_listing import Summarised, column_heading, documents_words
 from evalkit.comparison.sides import Side, check_uniform
 from evalkit.errors import UsageError
 from evalkit.reporting.report import Report
@@ -79,7 +79,7 @@ def benchmark_report(benchmark: PageBenchmark) -> Report:
             remarks.append(f"{side.name} has no average: {error}")
     metrics = {name: metric for row in reversed(rows) for name, metric in row.metrics.items()}
     every = dict.fromkeys(name for row in rows for name in row.metrics)
-    columns = [_column(name, rows) for name in sorted(every, key=lambda name: metrics[name].name == AVERAGE)]
+    columns = [_column(name, rows) for name in sorted(every, key=lambda name: metrics[name].n == 0)]
     has_seeds = any(len(side.runs) > 1 for side in benchmark.sides)
     lines = [
         Line(row.side.name * has_seeds, literal(row.label), len(row.side.runs) > 1, (), tuple(cells))
@@ -102,7 +102,7 @@ def _column(name: str, rows: Sequence[_PageRow]) -> tuple[str, list[Cell]]:
     """Return heading and cells of a column; of rows that compete, and differ as printed, the best are bold."""
     metrics = {number: row.metrics[name] for number, row in enumerate(rows) if name in row.metrics}
     first, better = next(iter(metrics)), {metric.higher_is_better for metric in metrics.values()}
-    heading = name if metrics[first].name == AVERAGE else column_heading(rows[first].runs[0], [*metrics.values()])
+    heading = name if metrics[first].n == 0 else column_heading(rows[first].runs[0], [*metrics.values()])
     cells = [Cell(*formatted(metrics.get(number))) for number in range(len(rows))]
     rivals = {number: metric.value for number, metric in metrics.items()
               if rows[number].competes and metric.value is not None}  # fmt: skip
@@ -115,7 +115,7 @@ def _column(name: str, rows: Sequence[_PageRow]) -> tuple[str, list[Cell]]:
 
 def _notes(rule: str | None, rows: Sequence[_PageRow], table: Table) -> Iterator[str]:
     metrics = [metric for row in rows for metric in row.metrics.values()]
-    tasks = [metric for metric in metrics if metric.name != AVERAGE]
+    tasks = [metric for metric in metrics if metric.n]
     yield documents_words((run for row in rows for run in row.runs), tasks)
     measured = ", ".join(dict.fromkeys(metric.name for metric in tasks))
     yield f"{measured}; shares in %" if any(metric.whole for metric in metrics) else measured

@@ -16,17 +16,26 @@ import pandas as pd
 from evalkit.errors import RunError, UsageError
 from evalkit.escape import brief, counted, part_name, with_error
 from evalkit.runs.rules import Floats, Rule, all_rules, decide, find_rule, row_scores, single_answers, why_unusable
-from evalkit.runs.score_table import MARGIN, OF_ONE, OUTCOMES, ContinuousOutcome, sources_of, why_unsized
+from evalkit.runs.score_table import (
+    ACCURACY,
+    FRACTION,
+    MARGIN,
+    OF_ONE,
+    OUTCOMES,
+    ContinuousOutcome,
+    sources_of,
+    why_unsized,
+)
 from evalkit.stats.estimates import error_of_average, known_error, mean
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One task, or one subject of it, under one rule. Accuracies are fractions."""
+    """Accuracy of one task, or of one subject of it, under one rule."""
 
     task: str
     n: int
-    accuracy: float
+    value: float
     stderr: float | None
     """Standard error of the mean over documents, see `error_over_documents`; None for a single source."""
     chance: float
@@ -35,31 +44,37 @@ class TaskResult:
     """Documents with several choices of the highest score; the first is the prediction, as in lm-eval."""
     truncated: int | None
     """Documents whose context was truncated to fit the context window; None if unknown, as of an imported log."""
+    metric: str = ACCURACY
+    unit: str = FRACTION
+    higher_is_better: bool = True
 
     @property
     def centred(self) -> float:
         """Accuracy above chance, as a share of the largest possible: 0 for guessing, 1 if all are right."""
-        return (self.accuracy - self.chance) / (1 - self.chance)
+        return (self.value - self.chance) / (1 - self.chance)
 
     def __repr__(self) -> str:
-        accuracy = with_error(self.accuracy, self.stderr)
-        return brief(self, self.task, accuracy, f"chance {self.chance:.3f}", f"n={self.n}")
+        shown = with_error(self.value, self.stderr)
+        return brief(self, self.task, shown, f"chance {self.chance:.3f}", f"n={self.n}")
 
 
 @dataclass(frozen=True)
 class Average:
-    """Unweighted mean over tasks; its error treats the tasks as fixed."""
+    """Unweighted mean of accuracies over tasks; its error treats the tasks as fixed."""
 
     name: str
     """Name of the group; with "2 of 3" where tasks are missing, since it is then not the suite's average."""
-    accuracy: float
+    value: float
     stderr: float | None
     centred: float
     """Mean of the tasks' accuracies, each centred on its chance (`TaskResult.centred`)."""
     centred_stderr: float | None
+    metric: str = ACCURACY
+    unit: str = FRACTION
+    higher_is_better: bool = True
 
     def __repr__(self) -> str:
-        return brief(self, self.name, with_error(self.accuracy, self.stderr))
+        return brief(self, self.name, with_error(self.value, self.stderr))
 
 
 @dataclass(frozen=True)
@@ -74,7 +89,7 @@ class Results:
     """Task → its subjects, for tasks that have any."""
 
     def __repr__(self) -> str:
-        average = with_error(self.average.accuracy, self.average.stderr)
+        average = with_error(self.average.value, self.average.stderr)
         return brief(self, self.rule, counted(len(self.tasks), "task"), f"average {average}")
 
     @property
@@ -83,7 +98,7 @@ class Results:
         return self.averages[-1]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row for each task and each average, by name; accuracies are fractions."""
+        """Return a row for each task and each average, by name."""
         averages = [{"task": average.name, **asdict(average)} for average in self.averages]
         return pd.DataFrame([*map(asdict, self.tasks), *averages]).drop(columns="name").set_index("task")
 
@@ -147,16 +162,14 @@ def better_forms(results: Results, forms: Mapping[str, Sequence[str]]) -> list[t
     """
     by_task = {result.task: result for result in results.tasks}
     scored = {name: [by_task[task] for task in tasks if task in by_task] for name, tasks in forms.items()}
-    return [(name, max(of, key=lambda result: result.accuracy)) for name, of in scored.items() if of]
+    return [(name, max(of, key=lambda result: result.value)) for name, of in scored.items() if of]
 
 
 def _result(name: str, decisions: pd.DataFrame) -> TaskResult:
-    n = len(decisions)
-    accuracy = float(decisions["correct"].mean())
     return TaskResult(
         task=name,
-        n=n,
-        accuracy=accuracy,
+        n=len(decisions),
+        value=float(decisions["correct"].mean()),
         stderr=error_over_documents(decisions["correct"].to_numpy(float), decisions),
         chance=float((1 / decisions["choices"]).mean()),
         ties=int(decisions["tie"].sum()),
@@ -177,7 +190,7 @@ def average_of(name: str, tasks: Sequence[TaskResult], size: int) -> Average:
     count = len(tasks)
     return Average(
         name=part_name(name, count, size),
-        accuracy=sum(task.accuracy for task in tasks) / count,
+        value=sum(task.value for task in tasks) / count,
         stderr=error_of_average([task.stderr for task in tasks]),
         centred=sum(task.centred for task in tasks) / count,
         centred_stderr=error_of_average(

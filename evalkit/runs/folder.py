@@ -60,10 +60,18 @@ class StoredTask(Stored):
     task: str
 
 
-class StoredAverage(Stored):
-    name: str
-    accuracy: float
+class StoredValue(Stored):
+    """A number in results.json, and what it measures."""
+
+    metric: str
+    unit: str | None
+    higher_is_better: bool | None
+    value: float
     stderr: float | None
+
+
+class StoredAverage(StoredValue):
+    name: str
 
 
 class StoredResults(Stored):
@@ -87,6 +95,9 @@ class _Source(Stored):
     source: str
     official: bool | None
     count: int
+    """Documents that the run scores."""
+    total: int | None
+    """Documents that the task has; None: a log does not say it."""
 
 
 class _Device(Stored):

@@ -128,8 +128,11 @@ class ContinuousOutcome:
     higher_is_better: bool
     bounds: tuple[float, float] | None
     """Smallest and largest possible value; None if unbounded."""
+    unit: str
 
 
+FRACTION, PERCENT = "fraction", "percent"
+"""Units of shares: from 0 to 1, and from 0 to 100."""
 ACCURACY = "accuracy"
 """The outcome of a rule: right or wrong."""
 MARGIN = "margin"
@@ -144,6 +147,7 @@ OUTCOMES: dict[str, ContinuousOutcome] = {
             "-L(g) / (ln 2 bytes(g))",
             False,
             None,
+            "bits per byte",
         ),
         ContinuousOutcome(
             "log_loss",
@@ -152,6 +156,7 @@ OUTCOMES: dict[str, ContinuousOutcome] = {
             "-ln p(g)",
             False,
             None,
+            "nats",
         ),
         ContinuousOutcome(
             "brier",
@@ -160,6 +165,7 @@ OUTCOMES: dict[str, ContinuousOutcome] = {
             "sum_k (p(k) - [k = g])^2",
             False,
             (0.0, 2.0),
+            "squared probability",
         ),
         ContinuousOutcome(
             "log_likelihood",
@@ -168,6 +174,7 @@ OUTCOMES: dict[str, ContinuousOutcome] = {
             "L(g)",
             True,
             None,
+            "nats",
         ),
         ContinuousOutcome(
             "greedy_match",
@@ -176,6 +183,7 @@ OUTCOMES: dict[str, ContinuousOutcome] = {
             "[g is the argmax, token by token]",
             True,
             (0.0, 1.0),
+            FRACTION,
         ),
         ContinuousOutcome(
             MARGIN,
@@ -184,6 +192,7 @@ OUTCOMES: dict[str, ContinuousOutcome] = {
             "s(g) - max_{k != g} s(k)",
             True,
             None,
+            "the rule's score",
         ),
     )
 }

@@ -169,7 +169,7 @@ def _sizes(model: str, options: Mapping[str, Any], progress: Progress) -> dict[s
     if "sample" in settings_of(request_type(options.get("suite"))):
         plan = planned(model, {**options, "sample": LEAST}, progress.say)
         if benchmark(plan.manifest["kind"]).keys(plan):
-            return {task: int(about["count"]) for task, about in plan.manifest["documents"].items()}
+            return {task: int(about["total"]) for task, about in plan.manifest["documents"].items()}
     raise UsageError(f"suite {options.get('suite') or DEFAULT_SUITE} has no samples that grow; choose another")
 
 

@@ -56,8 +56,8 @@ Result = TypeVar("Result")
 def logged_metrics(run: Run, rule: str) -> dict[str, float]:
     """Return the metrics of a finished run, named `evalkit/<suite>/<task>/<metric>`; averages are named as tasks.
 
-    The error of the last average is its metric `stderr`. Values have the benchmark's own unit (accuracies are
-    fractions). Numbers that are not finite are left out: a file of logged numbers must be valid JSON.
+    The error of the last average is its metric `stderr`. Values have the metric's unit (accuracies are fractions).
+    Numbers that are not finite are left out: a file of logged numbers must be valid JSON.
 
     Args:
         run: the run.
@@ -66,8 +66,8 @@ def logged_metrics(run: Run, rule: str) -> dict[str, float]:
     other, logged = run.other_rule(rule), dict[str, float | None]()
     metrics = [metric for metric in benchmark_of(run).metrics(run, other) if metric.layer is None]
     logged |= {f"{metric.task}/{metric.name}": metric.value for metric in metrics}
-    averages, kind = benchmark_of(run).stored_averages(run, other), metrics[0].name if metrics else "value"
-    logged |= {f"{average['name']}/{kind}": average["accuracy"] for average in averages}
+    averages = benchmark_of(run).stored_averages(run, other)
+    logged |= {f"{average['name']}/{average['metric']}": average["value"] for average in averages}
     if averages:
         logged[f"{averages[-1]['name']}/stderr"] = averages[-1]["stderr"]
     numbers = {name: float(value) for name, value in logged.items() if value is not None}
@@ -308,7 +308,7 @@ class InLoop:
                     if str(run.manifest["model"]).startswith(f"{self._name} step ")
                     and _settings(run, *_DOCUMENTS) == _settings(plan, *_DOCUMENTS)]  # fmt: skip
             newest = max(runs, key=lambda run: str(run.manifest["created"]), default=None)
-            documents = max(about["count"] for about in plan.manifest["documents"].values())
+            documents = max(about["total"] for about in plan.manifest["documents"].values())
             return None if newest is None else newest.manifest["specification"]["sample"], documents
 
         known, most = ranks.from_main(earlier)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from evalkit.benchmarks.base import Plan
+from evalkit.benchmarks.outcomes import headline_entries
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import remembering
 from evalkit.benchmarks.run import planned
@@ -314,18 +315,18 @@ def outcomes_report(outcomes: Sequence[RunOutcome]) -> Report:
     """Return a report with a line for each run: its outcome, and its result or why it has none."""
     content = []
     for outcome in outcomes:
-        plan, score, result = outcome.plan, None, ""
+        plan, headline, result = outcome.plan, None, ""
         if outcome.state == "finished":
             rule = outcome.run.benchmark.rule if isinstance(plan, Run) else plan.manifest["rule"]
             run = load_run(plan.folder)
-            score, result = benchmark_of(run).headline(run, run.other_rule(rule))
+            headline, result = benchmark_of(run).headline(run, run.other_rule(rule))
         content.append(
             outcome.run.columns
             | {
                 "id": plan.manifest["id"],
                 "folder": str(plan.folder),
                 "state": outcome.state,
-                "score": score,
+                **headline_entries(headline),
                 "result": result,
                 "message": outcome.message,
                 "left_out": "; ".join(outcome.left_out),

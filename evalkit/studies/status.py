@@ -14,6 +14,7 @@ from statistics import median
 from typing import Literal, get_args
 
 from evalkit.benchmarks.base import Plan
+from evalkit.benchmarks.outcomes import Metric, headline_entries
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import remembering
 from evalkit.display import Say, clock
@@ -47,7 +48,7 @@ class RunState:
     process: int | None = None
     seconds: float | None = None
     seconds_left: float | None = None
-    score: float | None = None
+    headline: Metric | None = None
     result: str = ""
     reason: str = ""
     """Why it failed, or cannot be planned."""
@@ -106,15 +107,15 @@ def _in_folder(folder: Path, known: RunState) -> RunState:
             return replace(known, state="running", share=owner.done, seconds_left=owner.seconds_left, host=owner.host,
                            process=owner.process, reason="")  # fmt: skip
         if (run := finished_in(folder, known.id)) is not None:
-            score, result = benchmark_of(run).headline(run, run.other_rule(known.run.benchmark.rule))
+            headline, result = benchmark_of(run).headline(run, run.other_rule(known.run.benchmark.rule))
             try:
                 seconds: float | None = sum(run.seconds.values())
             except RunError:
                 seconds = seconds_in(run.folder / JOURNAL) or None
             # The record's first: counted in the same way for runs that are not finished
             count = known.parameters or (run.manifest.get("loaded") or {}).get("parameters")
-            return replace(known, state="finished", share=1.0, seconds=seconds, parameters=count, score=score,
-                           result=result, reason="")  # fmt: skip
+            return replace(known, state="finished", share=1.0, seconds=seconds, parameters=count,
+                           headline=headline, result=result, reason="")  # fmt: skip
     except EvalkitError as error:
         return replace(known, state="failed", reason=str(error))
     begun = (folder / JOURNAL).is_file()
@@ -133,7 +134,8 @@ def status_report(study: Study, states: Sequence[RunState]) -> Report:
     records = []
     for about in states:
         folder = None if about.folder is None else str(about.folder)
-        records.append(about.run.columns | vars(about) | {"run": about.run.label, "folder": folder})
+        fields = vars(about) | {"run": about.run.label, "folder": folder}
+        records.append(about.run.columns | fields | headline_entries(fields.pop("headline")))
     table = simple_table("status", ("run", "state", "share", "left", "result"), list(map(_row, states)), texts=5)
     count = {state: sum(about.state == state for about in states) for state in get_args(State)}
     left = [about.seconds_left for about in states if about.state != "finished"]

@@ -21,7 +21,7 @@ from evalkit.runs.folder import Run
 from evalkit.runs.traits import origin_notes, summary, traits, unofficial
 from evalkit.tables.fill import Number, computed, fill, published_numbers, with_averages
 from evalkit.tables.layout import AVERAGE, Group, LayoutItem, TableLayout, load_layout
-from evalkit.tables.measured import accuracies
+from evalkit.tables.measured import task_values
 
 LAYOUT = "res_intg_app"
 
@@ -72,8 +72,8 @@ def read_protocols() -> dict[str, PublishedProtocol]:
 
 def _numbers(layout: TableLayout, run: Run, rules: Mapping[str, str]) -> dict[str, Number]:
     """Task → accuracy in percent, each task under its rule."""
-    scored = {task: accuracies(run, rules.get(task, rules["default"])).get(task) for task in layout.tasks}
-    return {task: Number(accuracy[0]) for task, accuracy in scored.items() if accuracy is not None}
+    scored = {task: task_values(run, rules.get(task, rules["default"])).get(task) for task in layout.tasks}
+    return {task: Number(value[0]) for task, value in scored.items() if value is not None}
 
 
 def _notes(layout: TableLayout, run: Run, rule: str, protocols: Mapping[str, PublishedProtocol]) -> Iterator[str]:

@@ -76,7 +76,7 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
     if layout.pairs:
         numbers = _paired_numbers(layout, runs)
     else:
-        numbers = {row: _row_numbers(layout, [accuracies(run, rule) for run in seeds]) for row, seeds in runs.items()}
+        numbers = {row: _row_numbers(layout, [task_values(run, rule) for run in seeds]) for row, seeds in runs.items()}
     if mapping.values:
         values = _values(layout, mapping.values)
         if twice := [row for row in values if row in numbers]:
@@ -115,7 +115,7 @@ def with_quoted(layout: TableLayout, measured: Measured) -> Measured:
     )
 
 
-def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | None]]:
+def task_values(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | None]]:
     """Task → (value, standard error) under a rule, by default the run's own; shares are in percent."""
     values: dict[str, tuple[Fraction, float | None]] = {}
     _, stands_for = filled(run.suite)

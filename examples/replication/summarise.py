@@ -211,7 +211,7 @@ def all_documents(run: evalkit.Run) -> float:
     The mean over tasks of the documents' reciprocals counts, as if a document varied as much in each task.
     """
     sources = run.manifest["documents"].values()
-    return mean(1 / task["n"] for task in run.stored["tasks"]) / mean(1 / source["count"] for source in sources)
+    return mean(1 / task["n"] for task in run.stored["tasks"]) / mean(1 / source["total"] for source in sources)
 
 
 def published() -> dict[str, float]:

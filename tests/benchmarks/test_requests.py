@@ -56,7 +56,7 @@ def test_results_are_the_means_of_the_answers_scores(made: Any) -> None:
     assert (river.task, river.n, river.value) == ("river", 3, pytest.approx(own.mean()))
     assert river.stderr == pytest.approx(own.sem())
     assert (bridge.n, bridge.stderr) == (1, None)
-    assert run.stored["averages"][0]["accuracy"] == pytest.approx((river.value + bridge.value) / 2)
+    assert run.stored["averages"][0]["value"] == pytest.approx((river.value + bridge.value) / 2)
     [view, _] = Words().views(run, (), silent)
     for document, row in zip(view.documents, answers.to_dict("records")[:3], strict=True):
         assert (document.id, document.answer, document.score) == (row["id"], row["answer"], row["score"])

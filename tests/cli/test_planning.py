@@ -67,7 +67,7 @@ def test_two_sides_and_their_outcomes(evalkit: Command, tmp_path: Path) -> None:
     n, dice = 400, np.random.default_rng(1)
     right = {side: {task: (dice.random(n) < share).astype(int) for task in ("arc_easy", "piqa")}
              for side, share in (("a", 0.5), ("b", 0.6))}  # fmt: skip
-    manifest = {"documents": {task: {"official": True, "source": "made up", "count": count}
+    manifest = {"documents": {task: {"official": True, "source": "made up", "count": 400, "total": count}
                               for task, count in (("arc_easy", 5000), ("piqa", 0))}}  # fmt: skip
     runs = [make_run(tmp_path / "runs", {task: scores_of(task, list(of)) for task, of in tasks.items()}, model=side,
                      manifest=manifest) for side, tasks in right.items()]  # fmt: skip

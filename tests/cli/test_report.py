@@ -127,7 +127,7 @@ def test_averages_over_seeds_are_those_of_the_studys_table(
             numbers = [(task["value"], task[error]) for task in model["tasks"]]
             cells = [*row.values()][: len(numbers)]
             if average := model["average"]:
-                numbers.append((average["accuracy"], average[error]))
+                numbers.append((average["value"], average[error]))
                 cells.append(row[average["name"]])
             for cell, pair in zip(cells, numbers, strict=True):
                 value, spread = (number if number is None else 100 * number for number in pair)
@@ -139,7 +139,7 @@ def test_averages_over_seeds_are_those_of_the_studys_table(
     for model in seeds:  # by the runs' own files
         folders = (own_study.parent / "runs").glob(f"{model}-*/results.json")
         last = [average for path in folders for average in json.loads(path.read_text("utf-8"))["averages"][-1:]]
-        accuracies = [100 * average["accuracy"] for average in last]
+        accuracies = [100 * average["value"] for average in last]
         cell = table_of(page, 1)[model, "average"]["Average"]
         assert len(accuracies) == len(SHARES[model])
         assert float(cell.value) == pytest.approx(fmean(accuracies), abs=0.0501)

@@ -88,7 +88,7 @@ def test_run_on_several_checkpoints_has_a_line_for_each(files: Path, evalkit: Co
     assert [line[0] for line in lines] == ["checkpoint-5", "checkpoint-10"]
     for line in lines:
         content = json.loads(evalkit("run", pattern.parent / line[0], *options, "--format", "json").out)
-        values = [task["accuracy"] for task in content["tasks"]] + [content["averages"][-1]["accuracy"]]
+        values = [task["value"] for task in content["tasks"]] + [content["averages"][-1]["value"]]
         assert [float(cell) for cell in line[1:]] == pytest.approx([100 * value for value in values], abs=0.051)
 
 

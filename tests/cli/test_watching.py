@@ -75,7 +75,7 @@ def test_a_curve_grows(
     assert [(line[1], line[3]) for line in lines if line] == [("20", None), ("1,000", "20")]
     assert plot.read_bytes().startswith(b"\x89PNG")
     for line, step in zip(out.splitlines(), (20, 1000), strict=True):
-        assert f"{100 * run_of(training, step).results().average.accuracy:.1f}" in line
+        assert f"{100 * run_of(training, step).results().average.value:.1f}" in line
     shutil.rmtree(training / "checkpoint-20")
     made(training, 2000)
     loaded: list[str] = []
@@ -92,7 +92,7 @@ def test_a_curve_grows(
     assert re.findall(r"since step ([\d,]+)", out) == ["20", "1,000"]
     before, after = (run_of(training, step) for step in (20, 1000))
     line = out.splitlines()[0]
-    assert f"{100 * after.results('acc_norm').average.accuracy:.1f} " in line and "(acc_norm)" in line
+    assert f"{100 * after.results('acc_norm').average.value:.1f} " in line and "(acc_norm)" in line
     [found] = compare_sides([Side("a", (before,)), Side("b", (after,))], "acc_norm")
     assert f"; {page_unit(found).difference(found.average.difference)} points" in line
 

@@ -98,11 +98,12 @@ def make_run(
         "rule": "acc",
         "groups": named,
         "group_sizes": {name: len(members) for name, members in named.items()},
-        "documents": {task: {"official": True, "source": "made up", "count": 0} for task in tables},
+        "documents": {task: {"official": True, "source": "made up", "count": 0, "total": 0} for task in tables},
         "template": {"name": "plain"},
         "model": model,
     } | dict(manifest or {})
-    scored = {"n": 1, "accuracy": 0.0, "stderr": None, "chance": 0.25, "seconds": 0.0}
+    scored = {"n": 1, "metric": "accuracy", "unit": "fraction", "higher_is_better": True, "value": 0.0}
+    scored |= {"stderr": None, "chance": 0.25, "seconds": 0.0}
     measured = {"n": 1, "num_fewshot": None, "metrics": [], "seconds": 0.0, "compared": None}
     tasks = [{"task": task} | (measured if about["suite"] == LM_EVAL else scored) for task in tables]
     results = {"tasks": tasks, "averages": [], "groups": [], "rules": {}, "samples": False}
@@ -168,7 +169,10 @@ def make_longbench(
         "group_sizes": {},
         "template": "chat" if about["chat"] else "plain",
         "context": 8192,
-        "documents": {task: {"official": True, "source": "made up", "count": len(n)} for task, n in scores.items()},
+        "documents": {
+            task: {"official": True, "source": "made up", "count": len(n), "total": len(n)}
+            for task, n in scores.items()
+        },
         "model": model,
     }
     parts = [
@@ -185,7 +189,7 @@ def make_longbench(
     ]
     tasks = [
         {"task": task, "metric": "f1", "truncated": 0, "official": True}
-        | {"all": {"n": len(values), "score": round(100 * float(np.mean(values)), 2), "stderr": 1.5}}
+        | {"all": {"n": len(values), "value": round(100 * float(np.mean(values)), 2), "stderr": 1.5}}
         for task, values in scores.items()
     ]
     table = pd.concat(parts, ignore_index=True)

@@ -17,7 +17,7 @@ from tests.comparison.made import compared, make_run, scores_of
 from tests.stats.test_verdicts import TIMES, most
 
 N = 120
-CHANGE = Measure("change", True, bounds=(-1.0, 1.0))
+CHANGE = Measure("change", True, bounds=(-1.0, 1.0), unit="points")
 
 
 def runs(root: Path) -> tuple[dict[str, np.ndarray], dict[str, Path]]:  # type: ignore[type-arg]

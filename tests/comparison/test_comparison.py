@@ -99,7 +99,10 @@ def test_the_error_of_a_runs_own_table_is_by_sources_and_subjects(tmp_path: Path
 
 def test_a_sample_of_most_of_a_benchmark(tmp_path: Path) -> None:
     """360 of 400 documents of one task: about these 400 alone the error is √(1 − 360/400) of that."""
-    counts = {task: {"official": True, "source": "made up", "count": n} for task, n in (("piqa", 400), ("obqa", 1000))}
+    counts = {
+        task: {"official": True, "source": "made up", "count": 360, "total": n}
+        for task, n in (("piqa", 400), ("obqa", 1000))
+    }
     a, b = (make_run(tmp_path, {task: scores_of(task, answers(seed, 0.5, 360)) for task in counts}, model=str(seed),
                      manifest={"documents": counts}) for seed in (1, 2))  # fmt: skip
     [note] = [text for text in comparison_report([compared(a, b)]).parts[0].notes if "n/N" in text]

@@ -44,13 +44,13 @@ def test_bands_are_clustered_and_points_are_on_shared_documents(tmp_path: Path) 
         point = made.tasks["boolq"][number]
         right = np.array(answers(seed + 1, share, 40)[:30], float)
         theirs = sm.OLS(right, np.ones(30)).fit(cov_type="cluster", cov_kwds={"groups": PASSAGES[:30]}, use_t=True)
-        assert (point.step, point.accuracy) == (number + 1, pytest.approx(right.mean()))
+        assert (point.step, point.value) == (number + 1, pytest.approx(right.mean()))
         assert point.stderr == pytest.approx(theirs.bse[0], rel=1e-10)
         # Two right and two wrong pseudo-passages, around one half, with the deviation of the differing passages
         assert (point.low, point.high) == pytest.approx(tuple(theirs.conf_int()[0]), abs=0.05)
-        assert abs(point.low + point.high - 1) < abs(2 * point.accuracy - 1)
-    averages = [np.mean([made.tasks[task][number].accuracy for task in made.tasks]) for number in (0, 1)]
-    assert [point.accuracy for point in made.average] == pytest.approx(averages)
+        assert abs(point.low + point.high - 1) < abs(2 * point.value - 1)
+    averages = [np.mean([made.tasks[task][number].value for task in made.tasks]) for number in (0, 1)]
+    assert [point.value for point in made.average] == pytest.approx(averages)
     assert made.chance == dict.fromkeys([*made.tasks, "Average"], 0.25)
     [documents] = [note for note in curve_report([made]).notes if "n: " in note]
     assert "all documents and the first 30 documents of each task" in documents and "BoolQ 30" in documents
@@ -62,7 +62,7 @@ def test_bands_of_checkpoints_that_get_all_or_nothing_right(tmp_path: Path) -> N
     made = curve(Side("t", tuple(map(load_run, runs))))
     none, every = made.tasks["arc_easy"]
     low, _ = proportion_confint(60, 60, method="agresti_coull")
-    assert (every.accuracy, every.stderr, every.high) == (1, 0, 1)
+    assert (every.value, every.stderr, every.high) == (1, 0, 1)
     assert every.low == pytest.approx(low, abs=0.01)
     assert (none.low, none.high) == pytest.approx((0, 1 - every.low))
     assert 0.9 < made.average[1].low < 1

@@ -74,7 +74,7 @@ def document(run: Run, rule: str | None, folder: Path) -> dict[str, Any]:
 
 
 def accuracies(run: Run, rule: str | None) -> dict[str, float]:
-    return {task.task: task.accuracy for task in run.results(rule or "ppl").tasks}
+    return {task.task: task.value for task in run.results(rule or "ppl").tasks}
 
 
 def test_every_eval_ever(finished: Run, tmp_path: Path, validator: jsonschema.Draft7Validator) -> None:
@@ -117,7 +117,7 @@ def test_what_is_no_score_of_the_published_documents_is_named_so(
 ) -> None:
     """Some of the official documents, with unofficial examples and an extended context."""
     documents = {task: about | {"official": True} for task, about in finished.manifest["documents"].items()}
-    documents["piqa"] |= {"count": 1838}
+    documents["piqa"] |= {"total": 1838}
     examples = {task: about | {"official": task != "mmlu"} for task, about in documents.items()}
     more = {"documents": documents, "examples": examples}
     run = load_run(altered(finished, tmp_path / "stretched", 0.0, more, limit=6, context_extension=EXTENSION))
@@ -145,11 +145,18 @@ def test_measures_of_attention_are_not_scores_of_answers(tmp_path: Path, validat
 
 
 @pytest.mark.parametrize(
-    ("bounds", "score"), [((0.0, 1.0), 0.2), ((0.0, 100.0), 0.002), ((-1.0, 1.0), 0.2), ((-2.0, 0.0), 0.2), (None, 0.2)]
+    ("unit", "bounds", "score"),
+    [
+        ("fraction", (0.0, 1.0), 0.2),
+        ("percent", (0.0, 100.0), 0.002),
+        ("nats", (0.0, 1.0), 0.2),
+        ("points", (-2.0, 0.0), 0.2),
+        (None, None, 0.2),
+    ],
 )
-def test_only_shares_are_scaled(bounds: tuple[float, float] | None, score: float) -> None:
+def test_only_shares_are_scaled(unit: str | None, bounds: tuple[float, float] | None, score: float) -> None:
     """A number in its own unit is not converted, whatever its bounds."""
-    exported = ExportedScore(Metric("a", "m", 3, 0.2, 0.1, bounds=bounds), None, 3, (), "here")
+    exported = ExportedScore(Metric("a", "m", 3, 0.2, 0.1, bounds=bounds, unit=unit), None, 3, (), "here")
     assert (exported.score, exported.stderr) == (pytest.approx(score), pytest.approx(score / 2))
 
 
@@ -231,7 +238,7 @@ def test_other_rules_and_parts_of_mmlu(finished: Run, checkpoint: Path, document
     metrics = lm_eval_results(finished)["results"]["piqa"]
     for rule, name in (("ppl", "acc_ppl"), ("ppl_continuation", "acc_ppl_continuation"), ("acc_token", "acc_token")):
         piqa = next(task for task in finished.results(rule).tasks if task.task == "piqa")
-        assert (metrics[f"{name},none"], metrics[f"{name}_stderr,none"]) == (piqa.accuracy, piqa.stderr)
+        assert (metrics[f"{name},none"], metrics[f"{name}_stderr,none"]) == (piqa.value, piqa.stderr)
     run = evaluate(
         str(checkpoint), data_dir=documents, allow_unofficial_data=True, output=tmp_path, limit=1, tasks="mmlu",
         progress=Progress(live=False),

@@ -63,14 +63,16 @@ def needles(root: Path, text: str, secrets: Sequence[str] = ("11", "12"), model:
     """A finished needle test of two cases, both answered with the first secret."""
     lengths = (1000, 23456)
     about = specification(model := model or f"org/{text}", suite="needle", text=text)
+    source = {"official": None, "source": text, "count": 1, "total": 1}
     manifest = {"kind": "needle", "specification": about, "rule": "needle", "groups": {}, "group_sizes": {},
-                "documents": {f"needle@{length}": {"official": None, "source": text, "count": 1} for length in lengths},
+                "documents": {f"needle@{length}": source for length in lengths},
                 "template": {"name": "plain"},
                 "model": model}  # fmt: skip
     scores = [{"score": score, "choice": 1.0, "bits_per_byte": 0.5} for score in (1.0, 0.25)]
     errors = dict.fromkeys(("stderr", "choice_stderr", "bits_stderr"))
-    tasks = [{"task": f"needle@{length}", "n": 1, "chance": 0.125, "length": length, **errors, **of_length}
-             for length, of_length in zip(lengths, scores, strict=True)]  # fmt: skip
+    scale = {"metric": "score", "unit": "fraction", "higher_is_better": True}
+    tasks = [{"task": f"needle@{length}", "n": 1, "chance": 0.125, "length": length, **scale, **errors, **of_length,
+              "value": of_length["score"]} for length, of_length in zip(lengths, scores, strict=True)]  # fmt: skip
     results = {"tasks": tasks, "averages": [], "effective": {"length": 1000, "low": None, "high": None}}
     table = pd.DataFrame(scores).assign(
         task=[f"needle@{length}" for length in lengths], length=lengths, id="0", source="0", depth=50.0,
@@ -98,13 +100,13 @@ def test_the_summary_and_each_run_are_results_json(two_runs: list[Run]) -> None:
         assert len(by_label) == len(cells(table)[name]) == 6
         for label, result in by_label.items():
             cell = cells(table)[name][label]
-            expected = pytest.approx((100 * result["accuracy"], 100 * result["stderr"]), abs=0.0501)
+            expected = pytest.approx((100 * result["value"], 100 * result["stderr"]), abs=0.0501)
             assert (float(cell.value), float(cell.spread)) == expected, label
         assert panel.reports == (benchmark_of(run).report(run),)
         subjects, *_ = panel.panels[0].reports[0].tables
         for subject in run.stored["subtasks"]["mmlu"]:
             n, accuracy, _ = texts(subjects)[subject["task"].removeprefix("mmlu_")]
-            assert (int(n), float(accuracy)) == (subject["n"], pytest.approx(100 * subject["accuracy"], abs=0.0501))
+            assert (int(n), float(accuracy)) == (subject["n"], pytest.approx(100 * subject["value"], abs=0.0501))
 
 
 def test_the_best_is_bold_among_runs_that_are_measured_alike(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from evalkit.benchmarks.generated import (
     context_of,
     generated_plan,
 )
-from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Label, Measure, Metric
+from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Label, Measure, Metric, stored_value
 from evalkit.benchmarks.request import Request
 from evalkit.display import Say
 from evalkit.generation.prompts import Prompt, Stops
@@ -36,8 +36,10 @@ LEAD, SURPLUS, LAYERS = "lead", "surplus", (0, 1, 2)
 and a number of which less is better."""
 MEASURES = {
     COPYING: Measure("share of letters that stand in the list, in %", True),
-    LEAD: Measure("code points that the answer is ahead of its list", True, LEAD, None, None, LAYERS),
-    SURPLUS: Measure("characters more than the list's half", True, SURPLUS, None, False),
+    LEAD: Measure(
+        "code points that the answer is ahead of its list", True, LEAD, None, None, LAYERS, unit="code points"
+    ),
+    SURPLUS: Measure("characters more than the list's half", True, SURPLUS, None, False, unit="characters"),
 }
 
 
@@ -97,14 +99,14 @@ class Copying(GeneratedBenchmark):
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
         about = numbers(table["score"])
         layers = [numbers(table[f"{LEAD} {layer}"]) for layer in LAYERS]
-        average = {"name": "Average", "accuracy": about["value"], "stderr": about["stderr"]}
+        average = {"name": "Average"} | stored_value(MEASURES[COPYING], about["value"], about["stderr"])
         return {"tasks": [{"task": COPYING, **about, "layers": layers}], "averages": [average]}
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         self.refuse_rule(run, rule)
         [task] = run.stored["tasks"]
         layers = [
-            Metric(COPYING, LEAD, **found, higher_is_better=None, bounds=None, layer=layer)
+            Metric(COPYING, LEAD, **found, higher_is_better=None, bounds=None, layer=layer, unit="code points")
             for layer, found in zip(LAYERS, task["layers"], strict=True)
         ]
         return [Metric(COPYING, "copied", task["n"], task["value"], task["stderr"]), *layers]

@@ -28,7 +28,7 @@ def make_copying(
         "groups": {},
         "group_sizes": {},
         "template": "plain",
-        "documents": {COPYING: {"official": None, "source": "made up", "count": n}},
+        "documents": {COPYING: {"official": None, "source": "made up", "count": n, "total": n}},
         "model": model,
     }
     names = [str(number) for number in range(n)]

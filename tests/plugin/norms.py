@@ -14,7 +14,7 @@ import torch
 
 from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned
 from evalkit.benchmarks.generated import DocumentPlan, TaskDocuments, context_of, generated_plan
-from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric
+from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric, stored_value
 from evalkit.benchmarks.request import Request
 from evalkit.display import Say
 from evalkit.inputs.validated import Stored
@@ -26,6 +26,7 @@ from evalkit.runs.traits import BatchDevice, place_of
 from evalkit.runs.writing import RunWriter
 
 NORMS = "norms"
+MEASURE = Measure("share of states that are longer than their mean, in %", True)
 STATES, DOCUMENTS = "states.parquet", "documents.parquet"
 
 
@@ -130,7 +131,8 @@ class Norms(Benchmark):
         )
         mean, error = float(np.mean(scores)), float(pd.Series(scores).sem())
         about = {"task": NORMS, "n": len(scores), "value": mean, "stderr": error}
-        writer.save_results({"tasks": [about], "averages": [{"name": "Average", "accuracy": mean, "stderr": error}]})
+        average = {"name": "Average"} | stored_value(MEASURE, mean, error)
+        writer.save_results({"tasks": [about], "averages": [average]})
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         [task] = run.stored["tasks"]
@@ -142,5 +144,5 @@ class Norms(Benchmark):
             table = run.table(DOCUMENTS, ("task", "id", "text", "score"))
             return table.assign(source=table["id"])
 
-        measures = {NORMS: Measure("share of states that are longer than their mean, in %", True)}
+        measures = {NORMS: MEASURE}
         return GradedAnswers(run, load, ("text",), {"Average": [NORMS]}, measures)

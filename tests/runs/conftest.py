@@ -27,7 +27,8 @@ MANIFEST = {
     "revision": None,
     "versions": {"evalkit": "0.1.0"},
 }
-RESULT = {"tasks": [], "averages": [{"name": "Average", "accuracy": 0.5, "stderr": None}]}
+AVERAGE = {"name": "Average", "metric": "accuracy", "unit": "fraction", "higher_is_better": True, "value": 0.5}
+RESULT = {"tasks": [], "averages": [AVERAGE | {"stderr": None}]}
 Small = Callable[..., Run]
 
 

@@ -206,7 +206,7 @@ def test_accuracy_and_standard_error_are_lm_evals(right: int, wrong: int) -> Non
     [result] = summarise(task("a", right, wrong), manifest(G=["a"]), "acc").tasks
     outcomes = [1.0] * right + [0.0] * wrong
     assert result.n == right + wrong
-    assert result.accuracy == pytest.approx(sum(outcomes) / len(outcomes), abs=1e-15)
+    assert result.value == pytest.approx(sum(outcomes) / len(outcomes), abs=1e-15)
     # lm-eval's is 0 where all documents are right, or none is, which says nothing of others
     assert result.stderr == (pytest.approx(mean_stderr(outcomes), abs=1e-15) if right and wrong else None)
 
@@ -215,7 +215,7 @@ def test_averages_are_unweighted_and_their_errors_independent() -> None:
     scores = pd.concat([task("a", 1, 3), task("b", 6, 2), task("c", 2, 1), task("d", 1, 0), task("e", 3, 0)])
     results = summarise(scores, manifest(First=["a", "b"], Second=["c"]), "acc")
     se_a, se_b, se_c = (math.sqrt(p * (1 - p) / (n - 1)) for p, n in ((1 / 4, 4), (3 / 4, 8), (2 / 3, 3)))
-    assert [(average.name, average.accuracy) for average in results.averages] == [
+    assert [(average.name, average.value) for average in results.averages] == [
         ("First", pytest.approx(0.5)), ("Second", pytest.approx(2 / 3)), ("Average", pytest.approx(5 / 9))
     ]  # fmt: skip
     assert results.averages[0].stderr == pytest.approx(math.hypot(se_a, se_b) / 2)
@@ -232,10 +232,10 @@ def test_averages_are_unweighted_and_their_errors_independent() -> None:
 def test_subjects_weigh_by_their_documents() -> None:
     scores = pd.concat([task("mmlu", 1, 0, "mmlu_anatomy"), task("mmlu", 1, 4, "mmlu_virology"), task("a", 1, 1)])
     results = summarise(scores, manifest(Knowledge=["mmlu"], Rest=["a"]), "acc")
-    assert (results.tasks[0].n, results.tasks[0].accuracy) == (6, pytest.approx(2 / 6))  # not the mean of 1 and 1/5
-    assert {
-        name: [(part.task, part.n, part.accuracy) for part in parts] for name, parts in results.subtasks.items()
-    } == {"mmlu": [("mmlu_anatomy", 1, 1.0), ("mmlu_virology", 5, pytest.approx(1 / 5))]}
+    assert (results.tasks[0].n, results.tasks[0].value) == (6, pytest.approx(2 / 6))  # not the mean of 1 and 1/5
+    assert {name: [(part.task, part.n, part.value) for part in parts] for name, parts in results.subtasks.items()} == {
+        "mmlu": [("mmlu_anatomy", 1, 1.0), ("mmlu_virology", 5, pytest.approx(1 / 5))]
+    }
 
 
 def test_chance_ties_and_truncation_are_counted_by_document() -> None:
@@ -265,7 +265,7 @@ def test_the_better_form_counts() -> None:
     names = ["a_rc", "a_mc", "b_rc", "b_mc", "c"]
     results = summarise(scores, manifest(G=names), "acc")
     forms = {"A": ["a_rc", "a_mc"], "B": ["b_rc", "b_mc"], "C": ["c", "absent"], "D": ["absent"]}
-    assert [(name, result.task, result.accuracy) for name, result in better_forms(results, forms)] == [
+    assert [(name, result.task, result.value) for name, result in better_forms(results, forms)] == [
         ("A", "a_rc", 3 / 4), ("B", "b_mc", 1.0), ("C", "c", 1.0)
     ]  # fmt: skip
 
@@ -276,7 +276,7 @@ def test_tasks_with_gold_answers_have_outcomes_and_no_accuracy() -> None:
     both, groups = pd.concat([task("a", 3, 1), gold, task("b", 1, 1)]), manifest(G=["a", "gold"], H=["gold2"], I=["b"])
     both = pd.concat([both, gold.assign(task="gold2", subtask="gold2")])
     results = summarise(both, groups, "acc")
-    assert [(each.name, each.accuracy) for each in results.averages] == [("G", 3 / 4), ("I", 1 / 2), ("Average", 5 / 8)]
+    assert [(each.name, each.value) for each in results.averages] == [("G", 3 / 4), ("I", 1 / 2), ("Average", 5 / 8)]
     assert {"acc", "ppl", "acc_norm"} <= set(summarise_all(both, groups)) and summarise_all(gold, groups) == {}
     with pytest.raises(UsageError, match=r"acc.* gold "):
         summarise(gold, manifest(G=["gold"]), "acc")

@@ -29,7 +29,7 @@ SAMPLES = Path(__file__).parents[2] / "results" / "samples"
 Dice = np.random.Generator
 Draw = Callable[[Dice], Sequence[ScoredLine]]
 RIGHT = Measure("right", False, "accuracy")
-BITS = Measure("bits per byte", True, "bits per byte", None, False)
+BITS = Measure("bits per byte", True, "bits per byte", None, False, unit="bits per byte")
 
 
 def allowed(rate: float, times: int) -> float:

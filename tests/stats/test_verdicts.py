@@ -122,7 +122,7 @@ def test_pairs_of_seeds_hold_their_level(correlation: float, seeds: int) -> None
         assert 1 - covered / times <= most(0.05, times)
 
 
-LIKELIHOODS = Measure("bits per byte", True, "bits per byte", None, False, least_documents=200)
+LIKELIHOODS = Measure("bits per byte", True, "bits per byte", None, False, least_documents=200, unit="bits per byte")
 
 
 @pytest.mark.simulation

@@ -197,8 +197,8 @@ def test_curves(study: Path) -> None:
     expected = runs_of(results, "diff_seed_2_step_10-", "diff_seed_2_step_5-")
     assert curve(second.side, None, second.steps) == curve(Side("diff seed 2", expected))
     renamed, named = curve(first.side, None, (7, 9, 8)), curve(first.side, None, first.steps)
-    assert [(point.step, point.accuracy) for point in renamed.average] == [
-        (step, named.average[position].accuracy) for step, position in ((7, 0), (8, 2), (9, 1))
+    assert [(point.step, point.value) for point in renamed.average] == [
+        (step, named.average[position].value) for step, position in ((7, 0), (8, 2), (9, 1))
     ]
     shutil.rmtree(next(study.parent.glob("runs/diff_seed_1_step_10-*")))
     results = read_results(study)

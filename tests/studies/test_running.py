@@ -94,7 +94,7 @@ def test_checkpoints_that_are_gone(study: Path) -> None:
     # A cluster is not started for them
     outcomes = run_study(read_study(write_study(study, {"A": "vanilla"})), Told(), pytest.fail, wait=True)
     report = outcomes_report(outcomes)
-    assert report.content[0]["state"] == "finished" and report.content[0]["score"] is not None
+    assert report.content[0]["state"] == "finished" and report.content[0]["value"] is not None
     both = {"zs": ZS, "needle": NEEDLE}
     plans = plan_runs(read_study(write_study(study, {"C": steps}, both)), said.append)
     assert [study_run.label for study_run, _ in plans] == ["C step 5 on zs", *(
@@ -226,9 +226,13 @@ def test_results_are_those_of_the_rule_in_the_file(study: Path) -> None:
         whole = read_study(write_study(study, {"A": "vanilla"}, {"zs": ZS | {"rule": rule}}))
         [before] = states_of(whole, silent)
         [record] = outcomes_report(run_study(whole, Told(), run_here, wait=False)).content
-        stored = load_run(Path(record["folder"])).stored["rules"][rule]["averages"][-1]["accuracy"]
+        stored = load_run(Path(record["folder"])).stored["rules"][rule]["averages"][-1]["value"]
         [state] = states_of(whole, silent)
-        assert record["score"] == state.score == stored and f"({rule})" in record["result"]
+        assert (
+            state.headline is not None
+            and record["value"] == state.headline.value == stored
+            and f"({rule})" in record["result"]
+        )
         assert (before.result, state.result) == (record["result"], record["result"])
     told = Told()
     other = write_study(study.with_name("other.yaml"), {"base": "vanilla", "B": "intg-seed1"}, {"z": ZS | {"limit": 4}})
@@ -289,7 +293,7 @@ def test_finished_and_missing_runs(small: Study) -> None:
     for file in [path for name in ("vanilla", "intg-seed1") for path in (small.path.parent / name).iterdir()]:
         file.unlink()
     states = states_of(small, silent)
-    assert all(state.state == "finished" and state.result and state.score and state.seconds for state in states)
+    assert all(state.state == "finished" and state.result and state.headline and state.seconds for state in states)
     report = status_report(small, states)
     assert report.verdict == ("3 runs: 3 finished",) and report.content["seconds_left"] is None
     folder, identity = folder_of(small, 0), record_at(small, 0).id

@@ -39,7 +39,7 @@ def altered(
     results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     for scored in results["rules"].values():
         for task in scored["tasks"]:
-            task["accuracy"] = min(1.0, task["accuracy"] + shift)
+            task["value"] = min(1.0, task["value"] + shift)
     (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
     reseal(folder)
     return str(folder)

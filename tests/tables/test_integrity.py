@@ -19,11 +19,11 @@ def test_the_run_stands_beside_the_published_rows(finished: Run) -> None:
     assert not any(cell.bold or cell.underline for line in table.lines for cell in line.cells)
     for rule, label in (("ppl", f"{Path(finished.manifest['model']).name}, ppl"), ("acc", "as OurLlama")):
         results = finished.results(rule)
-        expected = [*(task.accuracy for task in results.tasks), results.average.accuracy]
+        expected = [*(task.value for task in results.tasks), results.average.value]
         assert numbers[label] == [f"{100 * accuracy:.1f}" for accuracy in expected]
     for number, task in enumerate(finished.results("acc").tasks):  # lm-eval normalises neither of these three
         rule = "acc" if task.task in ("winogrande", "boolq", "mmlu") else "acc_norm"
-        accuracy = finished.results(rule).tasks[number].accuracy
+        accuracy = finished.results(rule).tasks[number].value
         assert numbers["as TinyLlama and Cosmo"][number] == f"{100 * accuracy:.1f}"
     protocols, layout = read_protocols(), load_layout("res_intg_app")
     assert protocols.keys() == layout.model_items.keys()

@@ -56,8 +56,8 @@ def filled(layout: str, folder: Path, source: str = "runs", *, options: Any = No
 def test_numbers_are_the_runs(layout: str, tmp_path: Path, finished: Run, rule: str | None) -> None:
     row = numbers(layout, tmp_path, rule, rows={"one": str(finished.folder)})["one"]
     results = finished.results(rule)
-    expected = {task.task: (task.accuracy, task.stderr) for task in results.tasks}
-    expected |= {average.name: (average.accuracy, average.stderr) for average in results.averages}
+    expected = {task.task: (task.value, task.stderr) for task in results.tasks}
+    expected |= {average.name: (average.value, average.stderr) for average in results.averages}
     assert row.keys() == expected.keys()
     for name, (accuracy, stderr) in expected.items():
         spread = row[name].spread
@@ -143,7 +143,7 @@ def test_rows_off_the_shelf_are_quoted(tmp_path: Path, finished: Run) -> None:
     rows, options = {"vanilla_1b": str(finished.folder)}, {"spreads": True, "drop_empty": True}
     table = filled("res_intg_app", tmp_path, "both", rows=rows, options=options)
     results = finished.results()
-    measured = [f"{100 * task.accuracy:.1f}" for task in (*results.tasks, results.average)]
+    measured = [f"{100 * task.value:.1f}" for task in (*results.tasks, results.average)]
     assert lines(table) == {key: published[key] for key in ("tinyllama", "cosmo")} | {"vanilla_1b": measured}
     for line in table.lines:
         assert [bool(cell.difference) for cell in line.cells] == [line.key not in quoted] * 9

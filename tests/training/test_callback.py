@@ -103,13 +103,13 @@ def test_a_training_ends_as_without_it_and_its_numbers_are_those_of_the_checkpoi
         assert named.folder == live.folder
         results = saved.results()
         assert logged == {
-            **{f"evalkit/zeroshot8/{task.task}/accuracy": task.accuracy for task in results.tasks},
-            **{f"evalkit/zeroshot8/{average.name}/accuracy": average.accuracy for average in results.averages},
+            **{f"evalkit/zeroshot8/{task.task}/accuracy": task.value for task in results.tasks},
+            **{f"evalkit/zeroshot8/{average.name}/accuracy": average.value for average in results.averages},
             f"evalkit/zeroshot8/{results.average.name}/stderr": results.average.stderr,
         }
     given = [str(run.folder) for run in evalkit.list_runs(asked["output"]) if "run 7" in str(run.manifest["model"])]
     [side] = find_trainings(find_alike(given, (), asked["output"]))
-    assert [(point.step, point.accuracy) for point in curve(side).tasks["piqa"]] == [
+    assert [(point.step, point.value) for point in curve(side).tasks["piqa"]] == [
         (step, logs_of(trainer)[step]["evalkit/zeroshot8/piqa/accuracy"]) for step in (2, 4, 6)
     ]
     drawing = train(folder, tmp_path / "drawing", None, Calling("on_step_end", lambda *_: torch.rand(1) and None))
@@ -278,8 +278,8 @@ def test_metrics_are_those_of_the_rule(finished: Run) -> None:
     logged = {rule: logged_metrics(finished, rule) for rule in (own, "acc_norm")}
     for rule, metrics in logged.items():
         results = finished.results(rule)
-        expected = {f"{task.task}/accuracy": task.accuracy for task in results.tasks}
-        expected |= {"Average/accuracy": results.average.accuracy, "Average/stderr": results.average.stderr}
+        expected = {f"{task.task}/accuracy": task.value for task in results.tasks}
+        expected |= {"Average/accuracy": results.average.value, "Average/stderr": results.average.stderr}
         for name, value in expected.items():
             assert metrics[f"evalkit/{finished.suite}/{name}"] == pytest.approx(value)
     assert logged[own] != logged["acc_norm"]

@@ -78,7 +78,7 @@ def test_a_plain_module_has_the_numbers_of_the_model_inside(
     assert run.manifest["loaded"]["architecture"] == "Plain" and run.manifest["loaded"]["window"] == 1024
     same_rows(run, expected)
     for task in run.results().tasks:
-        assert metrics[f"evalkit/zeroshot8/{task.task}/accuracy"] == task.accuracy
+        assert metrics[f"evalkit/zeroshot8/{task.task}/accuracy"] == task.value
 
 
 def same_rows(run: evalkit.Run, expected: evalkit.Run) -> None:
@@ -106,13 +106,13 @@ def test_a_training_of_nanogpts_form_ends_as_without_it(folder: Path, documents:
     [side] = find_trainings(find_alike(names, (), tmp_path / "runs"))
     points = curve(side).tasks["piqa"]
     key = "evalkit/zeroshot8/piqa/accuracy"
-    assert [(point.step, point.accuracy) for point in points] == [(step, logged[step][key]) for step in (3, 6)]
+    assert [(point.step, point.value) for point in points] == [(step, logged[step][key]) for step in (3, 6)]
     growing = GrowingCurve(tmp_path, tmp_path / "curve.png", lambda _: None)
     lines = [growing.add(point.step, run, "ppl") for point, run in zip(points, side.runs, strict=True)]
     assert "since step 3" in str(lines[1]) and (tmp_path / "curve.png").stat().st_size > 1000
     [table] = (tmp_path / "runs").glob("*.csv")
     written = csv.DictReader(table.read_text().splitlines())
-    assert [(int(line["step"]), float(line[key])) for line in written] == [(p.step, p.accuracy) for p in points]
+    assert [(int(line["step"]), float(line[key])) for line in written] == [(p.step, p.value) for p in points]
     with SummaryWriter(str(tmp_path / "board")) as board:
         for step, metrics in logged.items():
             for name, value in metrics.items():
@@ -349,7 +349,7 @@ def test_a_budget_bounds_all_of_an_evaluation(
     began = clock.now
     assert inloop(built("nano"), 10)
     [run] = evalkit.list_runs(tmp_path / "runs")
-    documents_of_task = run.manifest["documents"]["piqa"]["count"]
+    documents_of_task = run.manifest["documents"]["piqa"]["total"]
     fitting = int((0.05 * 80.0 - hashing) / slow)
     assert run.manifest["specification"]["sample"] == min(documents_of_task, fitting)
     assert clock.now - began <= hashing + 4 * slow * 8 + 0.05 * 80

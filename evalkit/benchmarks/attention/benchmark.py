@@ -52,6 +52,7 @@ class Attention(Benchmark):
                 measured["stderr"],
                 higher_is_better=None,
                 bounds=MEASURES[name].bounds,
+                unit=MEASURES[name].stored_unit,
                 truncated=task["truncated"],
                 official=run.manifest["documents"][task["task"]]["official"],
             )

@@ -178,7 +178,8 @@ def _plan_text(request: AttentionRequest, path: Path, settings: dict[str, Any], 
     if request.model.context not in (None, "none"):
         # Windows may be shorter than the model's, which no extension shortens
         settings["window"] = int(request.model.context)
-    about = {"documents": {TEXT: {"source": str(path), "official": None, "count": 1}}, "template": {"name": TEXT}}
+    source = {"source": str(path), "official": None, "count": 1, "total": 1}
+    about = {"documents": {TEXT: source}, "template": {"name": TEXT}}
     manifest = plain_manifest(ATTENTION, request, checkpoint, settings, **about)
     return AttentionPlan(request, checkpoint, manifest, None, text)
 

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.reporting.figures import Size
+from evalkit.runs.score_table import FRACTION
 
 MASS, RANK, BOS_TOKENS = "mass", "rank", "bos_tokens"
 CATEGORIES = ("bos", "special", "punctuation", "content", "function", "other")
@@ -52,6 +53,11 @@ class MeasureInfo:
     @property
     def in_percent(self) -> bool:
         return self.bounds == _SHARE
+
+    @property
+    def stored_unit(self) -> str:
+        """The unit in results.json, which a share and a number without a unit have too."""
+        return FRACTION if self.in_percent else self.unit or "dimensionless"
 
 
 _INFOS = [

@@ -152,7 +152,8 @@ def _values(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
     for measure, measured in by_document.groupby("measure", observed=True, sort=False):
         estimate = mean(*(measured[name].to_numpy() for name in ("value", "source", "stratum")))
         error = known_error(estimate.stderr)
-        values[measure] = {"n": len(measured), "value": estimate.value, "stderr": error}
+        about = {"n": len(measured), "unit": MEASURES[str(measure)].stored_unit, "higher_is_better": None}
+        values[measure] = about | {"value": estimate.value, "stderr": error}
     return {name: values[name] for name in MEASURES if name in values}
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Benchmark, lazy
 from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, rows_of, stored_rows
+from evalkit.benchmarks.lm_eval.results import logged_metrics
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.errors import UsageError
@@ -57,22 +58,10 @@ class LMEval(Benchmark):
             raise UsageError(
                 f"run {run.folder} is a run of lm-eval's tasks, which have their own metrics; leave out --rule"
             )
-        documents = run.manifest["documents"]
-        return [
-            Metric(
-                task=task["task"],
-                name=metric["metric"],
-                n=task["n"],
-                value=float(metric["value"]),
-                stderr=metric["stderr"],
-                higher_is_better=metric["higher_is_better"] is not False,
-                bounds=(0.0, 1.0) if metric["metric"].startswith("acc") else None,
-                official=documents[task["task"]]["official"],
-            )
-            for task in run.stored["tasks"]
-            for metric in task["metrics"]
-            if isinstance(metric["value"], (int, float))
-        ]
+        metrics: list[Metric] = []
+        for task in run.stored["tasks"]:
+            metrics += logged_metrics(task, run.manifest["documents"][task["task"]]["official"])
+        return metrics
 
     def suites(self) -> dict[str, str]:
         return {LM_EVAL: "any of lm-eval's tasks, with their own prompts and metrics"}

@@ -32,6 +32,7 @@ from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.benchmarks.request import SuiteRequest, TaskTokens, numerics, plain_manifest, shared_library, spread
 from evalkit.compatibility.names import replaced
 from evalkit.data import Library
+from evalkit.data.sampling import number_of
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, UsageError, reading_as
 from evalkit.generation.prompts import Capacity
@@ -108,13 +109,17 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
         if request.log_samples:
             _check_name_of_file(name)
     checkpoint = request.model.locate(say)
+    documents = {}
+    for name, task in tasks.tasks.items():
+        source = source_of(task, name in tasks.pinned, library)
+        documents[name] = source | {"count": number_of(request.selection, source["total"])}
     with doing("hashing the tasks' documents"):
         specification = _specification(request, tasks, checkpoint, say)
     manifest = plain_manifest(
         *(LM_EVAL, request, checkpoint, specification),
         # The rule of the multiple-choice tasks, which become a group when their score table is written
         rule="acc",
-        documents={name: source_of(task, name in tasks.pinned, library) for name, task in tasks.tasks.items()},
+        documents=documents,
         template=asdict(load_template("plain")),
         include_path=str(request.include_path) if request.include_path else None,
     )
@@ -235,14 +240,14 @@ def code_hash(folder: Path) -> str:
 
 def source_of(task: Any, pinned: bool, library: Library) -> dict[str, Any]:
     """Return the provenance of a task's documents. Those not pinned by evalkit have the source in the task file."""
-    config, count = task.config, len(task.eval_docs)
+    config, total = task.config, len(task.eval_docs)
     if pinned:
         documents = library.load(config.dataset_kwargs["documents"])
-        return {"source": documents.source, "official": documents.official, "count": count}
+        return {"source": documents.source, "official": documents.official, "total": total}
     files = (config.dataset_kwargs or {}).get("data_files")
     listed = files.values() if isinstance(files, dict) else [files] if files else []
     origin = " ".join(str(part) for part in (config.dataset_path or "its own code", config.dataset_name) if part)
-    return {"source": f"{origin} {', '.join(map(str, listed))}".strip(), "official": True, "count": count}
+    return {"source": f"{origin} {', '.join(map(str, listed))}".strip(), "official": True, "total": total}
 
 
 def estimated(plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:

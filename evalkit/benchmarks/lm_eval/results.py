@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from evalkit.benchmarks.lm_eval.log_format import Evaluated, write_lm_eval
 from evalkit.benchmarks.lm_eval.requests import AnswersFromRows, RequestRow, Rows, requests_of, rows_of, stored_rows
 from evalkit.benchmarks.lm_eval.tasks import quiet_lm_eval
+from evalkit.benchmarks.outcomes import Metric
 from evalkit.compatibility.lm_eval import as_texts, hash_of, json_value
 from evalkit.data.sampling import clusters_of
 from evalkit.errors import DataError, reading_as
 from evalkit.runs.folder import LM_EVAL, SCORES
-from evalkit.runs.score_table import ScoreRow, score_table
+from evalkit.runs.score_table import FRACTION, ScoreRow, score_table
 from evalkit.stats.estimates import known_error
 
 if TYPE_CHECKING:
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
     from evalkit.runs.writing import RunWriter
 
 DOCUMENTS = "documents.parquet"
+_UNITS = {
+    "bits_per_byte": "bits per byte",
+    **dict.fromkeys(("perplexity", "word_perplexity", "byte_perplexity"), "perplexity"),
+}
+"""Metric of lm-eval → its unit, where it is no accuracy; lm-eval does not say those of its other metrics."""
 
 
 class DocumentScore(NamedTuple):
@@ -101,8 +107,21 @@ def metric_entries(values: Mapping[str, Any], better: Mapping[str, bool | None])
         if comma and not metric.endswith("_stderr"):
             error = values.get(f"{metric}_stderr,{rule}")
             stderr = known_error(float(error)) if isinstance(error, (int, float)) and isfinite(error) else None
-            about = {"filter": rule, "metric": metric, "value": value, "stderr": stderr}
-            metrics.append(about | {"higher_is_better": better.get(metric)})
+            unit = FRACTION if metric.startswith("acc") else _UNITS.get(metric)
+            about = {"filter": rule, "metric": metric, "unit": unit, "higher_is_better": better.get(metric)}
+            metrics.append(about | {"value": value, "stderr": stderr})
+    return metrics
+
+
+def logged_metrics(entry: Mapping[str, Any], official: bool | None = None) -> list[Metric]:
+    """Return the numeric metrics of a task or group of results.json, as lm-eval computed them."""
+    metrics = []
+    for metric in entry["metrics"]:
+        if isinstance(metric["value"], (int, float)):
+            numbers = {name: metric[name] for name in ("stderr", "higher_is_better", "unit")}
+            bounds = (0.0, 1.0) if metric["unit"] == FRACTION else None
+            numbers |= {"value": float(metric["value"]), "bounds": bounds, "official": official}
+            metrics.append(Metric(entry["task"], metric["metric"], entry["n"], **numbers))
     return metrics
 
 

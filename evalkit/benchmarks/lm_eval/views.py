@@ -26,7 +26,7 @@ from evalkit.benchmarks.document_views import (
     choice_text,
 )
 from evalkit.benchmarks.lm_eval.log_format import texts_of_requests
-from evalkit.benchmarks.lm_eval.results import DOCUMENTS, DocumentScore
+from evalkit.benchmarks.lm_eval.results import DOCUMENTS, DocumentScore, logged_metrics
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices
 from evalkit.benchmarks.outcomes import (
     CONTENT,
@@ -35,6 +35,7 @@ from evalkit.benchmarks.outcomes import (
     Comparable,
     GradedAnswers,
     Measure,
+    Metric,
     run_content,
 )
 from evalkit.display import Say
@@ -170,14 +171,14 @@ def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     )
 
 
-def headline(run: Run, rule: str | None = None) -> tuple[float | None, str]:
+def headline(run: Run, rule: str | None = None) -> tuple[Metric | None, str]:
     """Return the first metric of the first group, or of the first task if there are no groups."""
     entries = run.stored["groups"] or run.stored["tasks"]
-    values = [metric["value"] for entry in entries for metric in entry["metrics"]]
+    metrics = [metric for entry in entries for metric in logged_metrics(entry)]
     first = [f"{metric['metric']} {_number(metric['value'])}" for metric in entries[0]["metrics"][:1]]
     more = [f"and {len(entries) - 1} more"] if len(entries) > 1 else []
     summary = " ".join([entries[0]["task"], *first, *more])
-    return next((value for value in values if isinstance(value, float)), None), summary
+    return next(iter(metrics), None), summary
 
 
 def _number(value: Any) -> str:

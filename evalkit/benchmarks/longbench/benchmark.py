@@ -33,6 +33,7 @@ from evalkit.models.context.extension import configured_window
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import ModelSpec, config_of, context_settings
 from evalkit.runs.folder import LONGBENCH, Run
+from evalkit.runs.score_table import PERCENT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,15 +127,11 @@ class LongBench(generated.GeneratedBenchmark):
 
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
         scores = results.score_generations(table, plan.request.suite, documents=plan.manifest["documents"])
-        averages = [
-            {
-                "name": mean["name"],
-                "accuracy": (of["score"] or 0.0) / 100,
-                "stderr": of["stderr"] and of["stderr"] / 100,
-            }
-            for mean in (scores["plain_mean"], scores["mean_of_groups"])
-            for of in [mean["all"]]
-        ]
+        averages = []
+        for mean in (scores["plain_mean"], scores["mean_of_groups"]):
+            about = {name: mean[name] for name in ("name", "metric", "unit", "higher_is_better")}
+            of_all = mean["all"]
+            averages.append(about | {"value": of_all["value"] or 0.0, "stderr": of_all["stderr"]})
         return scores | {"averages": averages}
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
@@ -142,9 +139,9 @@ class LongBench(generated.GeneratedBenchmark):
         metrics = []
         for task in run.stored["tasks"]:
             of_all = task["all"]
-            scored = (task["task"], task["metric"], of_all["n"], of_all["score"], of_all["stderr"])
+            scored = (task["task"], task["metric"], of_all["n"], of_all["value"], of_all["stderr"])
             about = {"truncated": task["truncated"], "official": task["official"]}
-            metrics.append(Metric(*scored, bounds=(0.0, 100.0), **about))
+            metrics.append(Metric(*scored, bounds=(0.0, 100.0), unit=PERCENT, **about))
         return metrics
 
     def measure(self) -> Measure:

@@ -136,7 +136,8 @@ def load_rows(
     for where, record in _records(content, source, task, most):
         document = _document(task, record, where, documents, official_name is not None)
         documents[document.id] = document
-    loaded = TaskDocuments([*documents.values()], source, digest, official_name is not None)
+    total = sum(bool(line.strip()) for line in content.split(b"\n"))
+    loaded = TaskDocuments([*documents.values()], source, digest, official_name is not None, total)
     return loaded.selected(task.name, selection)
 
 

@@ -30,6 +30,7 @@ from evalkit.reporting.figures import RunFigure, check_figure_path, line_look, n
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
+from evalkit.runs.score_table import PERCENT
 from evalkit.stats.estimates import (
     Floats,
     error_of_average,
@@ -52,6 +53,9 @@ BANDS: tuple[str, ...] = ("<2k", "2-4k", "4-8k", "8-16k", "16k+")
 """Bands of the stored length in the figure. They include LongBench-E's bucket limits."""
 _BUCKET_EDGES, _BAND_EDGES = (4000, 8000), (2000, 4000, 8000, 16000)
 _SEED, _RESAMPLES = 20240, 2000
+SCORE = "score"
+"""Metric of a mean over tasks of several metrics."""
+_SCALE = {"unit": PERCENT, "higher_is_better": True}
 _METRICS = {
     "f1": "F1",
     "rouge_l": "ROUGE-L",
@@ -72,7 +76,7 @@ def score_generations(
 
     Returns the scores as in results.json: `tasks` in the paper's order, `groups`, `mean_of_groups` (the average of the
     LongBench paper) and `plain_mean` (over tasks). Each has `all` and, for LongBench-E, `buckets` in the order of
-    `BUCKETS`, with `n` rows; `score` in percent, rounded to two decimals, None without rows, also of a part of a
+    `BUCKETS`, with `n` rows; `value` in percent, rounded to two decimals, None without rows, also of a part of a
     mean; its standard error `stderr`, and `low` and `high`, the bounds of the interval, None for fewer than two
     documents and for equal scores. The name
     of a mean has "(2 of 3 tasks)" if tasks are missing. `official` is that of `documents`, a manifest's; None without
@@ -100,7 +104,7 @@ def score_generations(
         )
         errors[task.name] = [_error(scores[part], sources[part]) for part in parts]
         sizes_of[task.name] = [int(part.sum()) for part in parts]
-        about = {"task": task.name, "group": task.group, "metric": task.metric}
+        about = {"task": task.name, "group": task.group, "metric": task.metric} | _SCALE
         truncated = int(rows["truncated"].astype(bool).sum())
         known = {"truncated": truncated, "official": documents[task.name]["official"] if documents else None}
         tasks[task.name] = about | _scores(sizes_of[task.name], means[task.name], errors[task.name]) | known
@@ -115,7 +119,7 @@ def score_generations(
         of_parts = [np.mean([means[task] for task in part], axis=0) for part in parts]
         errors_of_parts = [map(error_of_average, zip(*(errors[task] for task in part), strict=True)) for part in parts]
         error = list(map(error_of_average, zip(*errors_of_parts, strict=True)))
-        return {"name": shown} | _scores(sizes.tolist(), np.mean(of_parts, axis=0), error)
+        return {"name": shown, "metric": SCORE} | _SCALE | _scores(sizes.tolist(), np.mean(of_parts, axis=0), error)
 
     full = suite_tasks(suite)
     by_group = {group: [name for name in tasks if TASKS[name].group == group] for group in GROUPS}
@@ -169,11 +173,11 @@ def _scores(sizes: Sequence[int], means: Floats, errors: Sequence[float | None])
     parts = []
     for n, part, error in zip(sizes, means, errors, strict=True):
         numbers = (float(part[0]), *percentile_interval(part[1:]))
-        score, low, high = (None if isnan(number) else round(number, 2) for number in numbers)
+        value, low, high = (None if isnan(number) else round(number, 2) for number in numbers)
         if np.ptp(part[1:]) < 1e-9:  # resampling equal scores says nothing of the next document's
             low = high = None
         stderr = None if error is None else round(error, 4)
-        parts.append({"n": n, "score": score, "stderr": stderr, "low": low, "high": high})
+        parts.append({"n": n, "value": value, "stderr": stderr, "low": low, "high": high})
     return {"all": parts[0], "buckets": parts[1:]}
 
 
@@ -200,12 +204,8 @@ def longbench_report(
         name = TASKS[line["name"]].label if line["kind"] == "task" else line["name"]
         interval = "–" if line["low"] is None else f"{fixed(line['low'], 2)} to {fixed(line['high'], 2)}"
         row = [name + "*" * (line["official"] is False), _METRICS.get(line["metric"], ""), f"{line['n']:,}"]
-        row += [
-            fixed(line["score"], 2),
-            fixed(line["stderr"], 2),
-            interval,
-            *(fixed(line[f"score_{bucket}"], 2) for bucket in buckets),
-        ]
+        of_buckets = [fixed(line[f"value_{bucket}"], 2) for bucket in buckets]
+        row += [fixed(line["value"], 2), fixed(line["stderr"], 2), interval, *of_buckets]
         cells.append(row + ([str(line["truncated"] or "")] if truncated else []))
     headers = ["task", "metric", "n", "score", "± SE", "95 % interval", *buckets, *(["cut"] if truncated else [])]
     footnotes = {
@@ -226,9 +226,9 @@ def longbench_report(
 
 def _record(kind: str, scored: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of a task, group or mean, with the numbers of all rows and of each bucket."""
-    variant = results["edit_similarity"] if scored.get("metric") == "edit_similarity" else None
+    variant = results["edit_similarity"] if scored["metric"] == "edit_similarity" else None
     record = {"kind": kind, "name": scored["task" if kind == "task" else "name"]}
-    record |= {"group": scored.get("group"), "metric": scored.get("metric"), "variant": variant} | scored["all"]
+    record |= {"group": scored.get("group"), "metric": scored["metric"], "variant": variant} | _SCALE | scored["all"]
     for bucket, part in zip(BUCKETS, scored["buckets"], strict=False):
         record |= {f"{name}_{bucket}": number for name, number in part.items()}
     return record | {"truncated": scored.get("truncated"), "official": scored.get("official")}

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evalkit.benchmarks.base import Benchmark, lazy
-from evalkit.benchmarks.multiple_choice.outcomes import outcome_averages, stored_results, table_metrics
+from evalkit.benchmarks.multiple_choice.outcomes import outcome_averages, outcome_entries, stored_results, table_metrics
 from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of, load_suite, shipped_suites
 from evalkit.benchmarks.outcomes import Label
 from evalkit.display import Say
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.inputs.validated import Stored
-from evalkit.runs.folder import SCORES, Run, StoredAverage, StoredTask
+from evalkit.runs.folder import SCORES, Run, StoredAverage, StoredTask, StoredValue
 from evalkit.runs.score_table import ScoreRow, outcome_of
 
 if TYPE_CHECKING:
@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from evalkit.runs.writing import RunWriter
 
 
-class _ChoiceTask(StoredTask):
+class _OwnTask(StoredTask, StoredValue):
     n: int
-    accuracy: float
-    stderr: float | None
+
+
+class _ChoiceTask(_OwnTask):
     chance: float
 
 
@@ -43,14 +44,9 @@ class _RuleResults(Stored):
     averages: list[StoredAverage]
 
 
-class _OwnTask(StoredTask):
-    n: int
-    stderr: float | None
-
-
 class _ChoiceResults(Stored):
     tasks: list[_OwnTask]
-    """Of the run's own rule, with accuracies; or of its outcome, with values."""
+    """Of the run's own rule or outcome."""
     averages: list[StoredAverage]
     rules: dict[str, _RuleResults]
     samples: bool
@@ -112,7 +108,7 @@ class MultipleChoice(Benchmark):
             content = own.to_json()
         else:
             metrics = table_metrics(scores, manifest, manifest["rule"])
-            tasks = [{name: getattr(metric, name) for name in ("task", "n", "value", "stderr")} for metric in metrics]
+            tasks = list(map(outcome_entries, metrics))
             content = {"tasks": tasks, "averages": outcome_averages(manifest, metrics)}
         for task in content["tasks"]:
             task["seconds"] = round(seconds[task["task"]], 3)
@@ -139,15 +135,6 @@ class MultipleChoice(Benchmark):
         if outcome_of(rule) is None:
             return list(stored_results(self.comparable(run), rule)["averages"])
         return outcome_averages(run.manifest, table_metrics(run.scores, run.manifest, rule))
-
-    def headline(self, run: Run, rule: str | None = None) -> tuple[float | None, str]:
-        """See `Benchmark`. Of an outcome there is no percentage, and the sort key is higher for the better run."""
-        if (outcome_and_rule := outcome_of(rule or str(run.manifest["rule"]))) is None:
-            return super().headline(run, rule)
-        outcome, _ = outcome_and_rule
-        average = self.stored_averages(run, rule)[-1]
-        shown = f"{average['accuracy']:.3f}" + ("" if average["stderr"] is None else f" ± {average['stderr']:.3f}")
-        return average["accuracy"] * (1 if outcome.higher_is_better else -1), f"{shown} {outcome.title}"
 
     def suites(self) -> dict[str, str]:
         return {suite.name: suite.description for suite in shipped_suites().values()}

@@ -67,8 +67,8 @@ def _entries(
                 alias = leaves[name].alias if name in leaves else name
                 entry = results.setdefault(name, {"name": name, "alias": alias, "sample_len": result.n})
                 # lm-eval's standard error, of documents that share no source
-                error = error_of_share(result.accuracy, result.n)
-                entry |= {f"{_metric(rule)},none": result.accuracy, f"{_metric(rule)}_stderr,none": error}
+                error = error_of_share(result.value, result.n)
+                entry |= {f"{_metric(rule)},none": result.value, f"{_metric(rule)}_stderr,none": error}
     for name, leaf in leaves.items():  # documents with one gold answer have no accuracy
         results.setdefault(name, {"name": name, "alias": leaf.alias, "sample_len": sizes.get(name, leaf.documents)})
     for group, parts_of_group in subtasks.items():

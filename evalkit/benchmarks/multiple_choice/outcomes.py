@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
+from evalkit.benchmarks.outcomes import Comparable, Measure, Metric, stored_value
 from evalkit.data.requests import request_tasks
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import part_name
@@ -121,9 +121,9 @@ def stored_metrics(run: Run, rule: str | None = None) -> list[Metric]:
         return outcome_metrics(comparable, key)
     metrics = []
     for result in stored_results(comparable, rule)["tasks"]:
-        numbers = {"value": result["accuracy"], **{name: result[name] for name in ("task", "n", "stderr", "chance")}}
+        numbers = {name: result[name] for name in ("task", "n", "value", "stderr", "chance")}
         official = run.manifest["documents"][result["task"]]["official"]
-        metrics.append(Metric(name="accuracy", **numbers, truncated=result.get("truncated"), official=official))
+        metrics.append(Metric(name=ACCURACY, **numbers, truncated=result.get("truncated"), official=official))
     return metrics
 
 
@@ -165,6 +165,7 @@ def _means(manifest: Mapping[str, Any], measure: Measure, values: Floats, docume
         "name": measure.name,
         "higher_is_better": measure.higher_is_better,
         "bounds": measure.bounds,
+        "unit": measure.unit,
     }
     metrics = []
     for task in (task for members in manifest["groups"].values() for task in members):
@@ -180,7 +181,16 @@ def _outcome_measure(key: str, manifest: Mapping[str, Any]) -> Measure:
     name = outcome.title + (f", rule {of_rule}" if outcome.name == MARGIN else "")
     words = f"{name}: {outcome.description}; {_DIRECTION[outcome.higher_is_better]}"
     least, direction = _LEAST_DOCUMENTS if outcome.bounds is None else 0, outcome.higher_is_better
-    return Measure(words, True, name, outcome.bounds, direction, resolution=_RESOLUTION, least_documents=least)
+    return Measure(
+        words,
+        True,
+        name,
+        outcome.bounds,
+        direction,
+        resolution=_RESOLUTION,
+        least_documents=least,
+        unit=outcome.unit,
+    )
 
 
 def _outcomes(scores: pd.DataFrame, manifest: Mapping[str, Any], key: str) -> Floats:
@@ -198,6 +208,11 @@ def _outcome(key: str, manifest: Mapping[str, Any]) -> tuple[ContinuousOutcome, 
     return outcome_and_rule
 
 
+def outcome_entries(metric: Metric) -> dict[str, Any]:
+    """Return a task's mean of an outcome in the form of results.json."""
+    return {"task": metric.task, "n": metric.n} | stored_value(metric, metric.value, metric.stderr)
+
+
 def outcome_averages(manifest: Mapping[str, Any], metrics: Sequence[Metric]) -> list[dict[str, Any]]:
     """Return the averages of an outcome over each group of tasks, and over all, in the form of results.json."""
     groups, sizes = manifest["groups"], manifest["group_sizes"]
@@ -209,7 +224,6 @@ def outcome_averages(manifest: Mapping[str, Any], metrics: Sequence[Metric]) -> 
     for name, tasks, size in named:
         values = [by_task[task].value or 0.0 for task in tasks]
         error = error_of_average([by_task[task].stderr for task in tasks])
-        averages.append(
-            {"name": part_name(name, len(tasks), size), "accuracy": sum(values) / len(values), "stderr": error}
-        )
+        about = {"name": part_name(name, len(tasks), size)}
+        averages.append(about | stored_value(metrics[0], sum(values) / len(values), error))
     return averages

@@ -28,6 +28,7 @@ from evalkit.benchmarks.prompt_variants.prompt_sets import Order, PromptSet, in_
 from evalkit.benchmarks.request import DEFAULT_SUITE, SuiteRequest, numerics, provenance, remembered, shared_library
 from evalkit.data import Library
 from evalkit.data.requests import request_tasks
+from evalkit.data.sampling import DocumentSelection, number_of
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, RunError, UsageError
 from evalkit.models.loading.locate import Checkpoint
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.tasks import RandomState, TaskSet
     from evalkit.benchmarks.multiple_choice.questions import Question
     from evalkit.benchmarks.multiple_choice.requests import Requests
-    from evalkit.data.sampling import DocumentSelection
     from evalkit.runs.journal import FinishedRows, Key
 
 
@@ -106,7 +106,7 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
 
             files = suite.requested, str(suite.requests), request.data_dir, request.allow_unofficial_data
             requests = remembered("requests", files, lambda: load_requests(suite, library, say))
-        hashes, sources = _documents(suite, library, others, requests)
+        hashes, sources = _documents(suite, library, others, requests, request.selection)
         if others:
             randomness = remembered("randomness", key, random_state)
     rule, unconditional = _own_key(request.rule or suite.rule, prompts.templates.values(), suite.tasks, requests)
@@ -208,7 +208,11 @@ def _check_data_dir(request: SuiteRequest, suite: Suite, library: Library) -> No
 
 
 def _documents(
-    suite: Suite, library: Library, others: Mapping[str, TaskSet], requests: Mapping[str, Requests]
+    suite: Suite,
+    library: Library,
+    others: Mapping[str, TaskSet],
+    requests: Mapping[str, Requests],
+    selection: DocumentSelection,
 ) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, Any]]]:
     """Return the hashes and the sources of the tasks' "documents" and, in few-shot runs, of their "examples"."""
     hashes: dict[str, dict[str, str]] = {}
@@ -219,14 +223,16 @@ def _documents(
             name = suite.fewshot[task].documents if kind == "examples" else suite.documents.get(task, task)
             loaded = library.load(name)
             hashes[kind][task] = loaded.content_hash
-            sources[kind][task] = {"source": loaded.source, "official": loaded.official, "count": len(loaded.records)}
+            sources[kind][task] = {"source": loaded.source, "official": loaded.official, "total": len(loaded.records)}
     for task, other in others.items():
         from evalkit.benchmarks.multiple_choice.tasks import identity_of
 
         hashes["documents"][task], sources["documents"][task] = identity_of(other, library)
     for task, given in requests.items():
         hashes["documents"][task], sources["documents"][task] = given.content_hash, given.provenance
-    sources["documents"] = {task: sources["documents"][task] for task in suite.tasks}
+    for task in suite.tasks:
+        about = sources["documents"].pop(task)
+        sources["documents"][task] = about | {"count": number_of(selection, about["total"])}
     return hashes, sources
 
 

@@ -77,7 +77,7 @@ def _of_file(task: str, file: RequestFile) -> Requests:
     count = file.about.count if file.about else len(read())
     single = file.about.single if file.about else len(read()[0].continuations) == 1
     leaf = LeafTask(task, None, count)
-    provenance = {"source": file.source, "official": True if file.about else None, "count": count}
+    provenance = {"source": file.source, "official": True if file.about else None, "total": count}
     questions = lambda: [_question(task, task, document, leaf) for document in read()]  # noqa: E731
     return Requests(file.sha256, provenance, single, questions)
 
@@ -108,7 +108,7 @@ def _of_mmlu(task: str, about: RequestTask, library: Library) -> Requests:
     form = {"category": about.category, "letters": about.letters, "version": 1}
     identity = json.dumps([documents.content_hash, examples.content_hash, form])
     official = documents.official and examples.official
-    provenance = {"source": documents.source, "official": official, "count": len(chosen)}
+    provenance = {"source": documents.source, "official": official, "total": len(chosen)}
     build = lambda: list(_mmlu_questions(task, about, chosen, examples.records))  # noqa: E731
     return Requests(hashlib.sha256(identity.encode()).hexdigest(), provenance, about.single, build)
 

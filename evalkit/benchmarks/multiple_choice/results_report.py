@@ -13,7 +13,12 @@ from typing import Any
 
 import pandas as pd
 
-from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_averages, outcome_metrics
+from evalkit.benchmarks.multiple_choice.outcomes import (
+    ComparableChoices,
+    outcome_averages,
+    outcome_entries,
+    outcome_metrics,
+)
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
 from evalkit.data.requests import request_tasks
@@ -52,14 +57,14 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     details = []
     for task, parts in results.subtasks.items() if detail else ():
         rows = [
-            [part.task.removeprefix(f"{task}_"), f"{part.n:,}", percent(part.accuracy), plus_minus(part.stderr)]
+            [part.task.removeprefix(f"{task}_"), f"{part.n:,}", percent(part.value), plus_minus(part.stderr)]
             for part in parts
         ]
         details.append(simple_table(task, [label_of(task).full, "n", "acc. %", "± SE"], rows))
     sources = {kind: manifest[kind] for kind in ("documents", "examples") if kind in manifest}
     by_rule = summarise_all(run.scores, manifest)
     by_rule = {name: by_rule[name] for name in distinct([*by_rule], results.rule)}
-    others, notes = [other.average.accuracy for name, other in by_rule.items() if name != results.rule], list[str]()
+    others, notes = [other.average.value for name, other in by_rule.items() if name != results.rule], list[str]()
     if detail:
         details += [rules_table(by_rule, run.scores, manifest, results.rule), outcomes_table(run, results.rule)]
     else:
@@ -89,9 +94,9 @@ def _forms_table(
     forms: Sequence[tuple[str, TaskResult]], average: Average, rule: str, manifest: Mapping[str, Any]
 ) -> Table:
     """Return each task's better form, which is chosen on the documents that it is measured on, as in OLMES."""
-    rows = [[name, label_of(result.task, manifest).full, percent(result.accuracy), plus_minus(result.stderr)]
+    rows = [[name, label_of(result.task, manifest).full, percent(result.value), plus_minus(result.stderr)]
             for name, result in forms]  # fmt: skip
-    rows.append([average.name, "", percent(average.accuracy), plus_minus(average.stderr)])
+    rows.append([average.name, "", percent(average.value), plus_minus(average.stderr)])
     title = "The better form of each task" + ", as OLMES reports it" * (rule == "olmes")
     return simple_table("forms", ["task", "form", "acc. %", "± SE"], rows, texts=2, ruled={len(forms)}, title=title)
 
@@ -102,7 +107,7 @@ def _outcome_report(run: Run, key: str, seconds: Mapping[str, float] | None, det
     metrics, by_rule = outcome_metrics(comparable, key), summarise_all(run.scores, manifest)
     averages, measure = outcome_averages(manifest, metrics), comparable.measure(key)
     chosen = by_rule[beside] if (beside := rule_beside(by_rule)) else None
-    accuracies = {result.task: percent(result.accuracy) for result in chosen.tasks} if chosen else {}
+    accuracies = {result.task: percent(result.value) for result in chosen.tasks} if chosen else {}
     by_task, decimals = {metric.task: metric for metric in metrics}, partial(fixed, places=3)
 
     def cells(name: str, result: Any, is_last: bool) -> list[str]:
@@ -111,7 +116,7 @@ def _outcome_report(run: Run, key: str, seconds: Mapping[str, float] | None, det
             value, error, number = result.value or 0.0, result.stderr, f"{result.n:,}"
             return [name, number, decimals(value), plus_minus(error, decimals), accuracies.get(result.task, ""), spent]
         spent = fixed(sum(seconds.values()), 1) if seconds is not None and is_last else ""
-        return [name, "", decimals(result["accuracy"]), plus_minus(result["stderr"], decimals), "", spent]
+        return [name, "", decimals(result["value"]), plus_minus(result["stderr"], decimals), "", spent]
 
     rows, ruled = grouped_rows(manifest, by_task, averages, cells)
     headers = ["task", "n", measure.name, "± SE", "acc. %", "seconds"]
@@ -126,8 +131,7 @@ def _outcome_report(run: Run, key: str, seconds: Mapping[str, float] | None, det
     tables = [table._replace(notes=tuple(map(literal, notes)))]
     if detail:
         tables.append(outcomes_table(run, chosen.rule if chosen else key))
-    names = ("task", "n", "value", "stderr")
-    records = [{"kind": "task", "outcome": key} | {name: getattr(metric, name) for name in names} for metric in metrics]
+    records = [{"kind": "task", "outcome": key} | outcome_entries(metric) for metric in metrics]
     content = about_run(run, seconds) | {"documents": manifest["documents"], "outcome": key, "tasks": records}
     return Report(tuple(tables), content=content | {"averages": averages}, records=records)
 
@@ -141,7 +145,7 @@ def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mappi
     """Return the accuracies of all tasks and the averages under one rule; without `seconds`, no column for them."""
 
     def cells(name: str, result: TaskResult | Average, is_last: bool) -> list[str]:
-        accuracy = [percent(result.accuracy), plus_minus(result.stderr)]
+        accuracy = [percent(result.value), plus_minus(result.stderr)]
         if isinstance(result, Average):
             spent = "" if seconds is None or not is_last else fixed(sum(seconds.values()), 1)
             return [name, "", *accuracy, "", "", "", spent]
@@ -188,11 +192,11 @@ def _name_of(average: Any) -> str:
 
 def rules_table(by_rule: Mapping[str, Results], scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> Table:
     """Return the accuracy of every task under every rule, and each rule's change of the average from `rule`'s."""
-    base = by_rule[rule].average.accuracy
+    base = by_rule[rule].average.value
     rows = []
     for name, results in by_rule.items():
-        moved = "" if name == rule else percent(results.average.accuracy - base, signed=True)
-        accuracies = [*(task.accuracy for task in results.tasks), results.average.accuracy]
+        moved = "" if name == rule else percent(results.average.value - base, signed=True)
+        accuracies = [*(task.value for task in results.tasks), results.average.value]
         rows.append([f"{name} <" if name == rule else name, *map(percent, accuracies), moved])
     names = [label_of(result.task, manifest).short for result in by_rule[rule].tasks]
     title = "The same scores under every rule (accuracy in %; <: the rule above)"
@@ -273,7 +277,7 @@ def prompt_notes(manifest: Mapping[str, Any], examples: str = "") -> Iterator[st
 
 
 def _records(results: Results, manifest: Mapping[str, Any], detail: bool) -> Iterator[dict[str, Any]]:
-    """Yield a record for each task, average and, with `detail`, subject; accuracies are fractions."""
+    """Yield a record for each task, average and, with `detail`, subject."""
     marked = {task for tasks in unofficial(manifest).values() for task in tasks}
     for task in results.tasks:
         yield {"kind": "task", "rule": results.rule} | asdict(task) | {"official": task.task not in marked}
@@ -281,8 +285,8 @@ def _records(results: Results, manifest: Mapping[str, Any], detail: bool) -> Ite
             for part in results.subtasks.get(task.task, ()):
                 yield {"kind": "subtask", "rule": results.rule} | asdict(part)
     for average in results.averages:
-        about = {"kind": "average", "rule": results.rule, "task": average.name, "n": None}
-        yield about | {"accuracy": average.accuracy, "stderr": average.stderr}
+        numbers = asdict(average)
+        yield {"kind": "average", "rule": results.rule, "task": numbers.pop("name"), "n": None} | numbers
 
 
 def sources_text(documents: Mapping[str, Mapping[str, Any]]) -> str:

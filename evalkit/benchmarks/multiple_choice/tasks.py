@@ -176,6 +176,6 @@ def identity_of(tasks: TaskSet, library: Library) -> tuple[str, dict[str, Any]]:
     source = {
         "source": "; ".join(dict.fromkeys(leaf["source"] for leaf in sources)),
         "official": all(leaf["official"] for leaf in sources),
-        "count": sum(leaf["count"] for leaf in sources),
+        "total": sum(leaf["total"] for leaf in sources),
     }
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), source

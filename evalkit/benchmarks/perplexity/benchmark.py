@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.base import Batch, Batches, Benchmark, Budget, Planned, lazy
 from evalkit.benchmarks.generated import DocumentPlan
 from evalkit.benchmarks.outcomes import GradedAnswers, Measure, Metric
-from evalkit.benchmarks.perplexity import windows
+from evalkit.benchmarks.perplexity import BITS, BITS_UNIT, windows
 from evalkit.benchmarks.perplexity.windows import LONG, PerplexityFacts, PositionRow, TextDocument, windows_of
 from evalkit.benchmarks.request import DocumentRequest, TaskTokens, numerics, plain_manifest, spread
 from evalkit.display import Say
@@ -40,20 +40,21 @@ _BYTES_PER_TOKEN = 5
 _CHECKED_CHARACTERS = 1000
 """Characters of the first document on which the model is run at the start."""
 _METRICS = {
-    "bits_per_byte": "stderr",
-    "byte_perplexity": "",
-    "word_perplexity": "",
-    "token_perplexity": "",
-    "document_bits_per_byte": "document_stderr",
+    BITS: (BITS_UNIT, "value", "stderr"),
+    "byte_perplexity": ("perplexity", "byte_perplexity", None),
+    "word_perplexity": ("perplexity", "word_perplexity", None),
+    "token_perplexity": ("perplexity", "token_perplexity", None),
+    "document_bits_per_byte": (BITS_UNIT, "document_bits_per_byte", "document_stderr"),
 }
-"""Metric → key of its standard error in results.json, if it has one."""
+"""Metric → its unit, and the keys of its value and of its standard error in results.json, if it has one."""
 _MEASURE = Measure(
     "bits per byte of each document, lower is better; the scores are means over documents, each of which counts the "
     "same, whereas the run's own bits_per_byte is over all bytes",
     True,
-    "bits_per_byte",
+    BITS,
     None,
     False,
+    unit=BITS_UNIT,
 )
 
 
@@ -149,11 +150,12 @@ class Perplexity(Benchmark):
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         self.refuse_rule(run, rule)
-        return [
-            Metric(task["task"], name, task["n"], task[name], task[error] if error else None, False, None)
-            for task in run.stored["tasks"]
-            for name, error in _METRICS.items()
-        ]
+        metrics = []
+        for task in run.stored["tasks"]:
+            for name, (unit, value, error) in _METRICS.items():
+                numbers = task["n"], task[value], task[error] if error else None
+                metrics.append(Metric(task["task"], name, *numbers, False, None, unit=unit))
+        return metrics
 
     def comparable(self, run: Run) -> GradedAnswers:
         groups = {"Average": tuple(run.manifest["documents"])}

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, run_content
+from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric, average_metric, run_content
+from evalkit.benchmarks.perplexity import BITS, BITS_UNIT
 from evalkit.benchmarks.perplexity.windows import WIDTH
 from evalkit.errors import RunError
 from evalkit.escape import counted
@@ -115,7 +116,10 @@ def summary(documents: pd.DataFrame) -> dict[str, Any]:
         "tokens": int(tokens),
         "windows": int(documents["windows"].sum()),
         "nats": float(nats),
-        "bits_per_byte": whole.value,
+        "metric": BITS,
+        "unit": BITS_UNIT,
+        "higher_is_better": False,
+        "value": whole.value,
         "stderr": known_error(whole.stderr),
         "byte_perplexity": math.exp(nats / size),
         # None beyond the range of floats, as for the one "word" of a text without spaces
@@ -170,12 +174,12 @@ def _known(number: float) -> float | None:
     return None if math.isnan(number) else number
 
 
-def headline(run: Run, rule: str | None = None) -> tuple[float, str]:
-    """Return bits per byte over all documents; as the sort key negative, since lower is better."""
+def headline(run: Run, rule: str | None = None) -> tuple[Metric, str]:
+    """Return bits per byte over all documents."""
     whole = run.stored["whole"]
-    value, error = _value(whole["bits_per_byte"], whole["stderr"])
+    value, error = _value(whole["value"], whole["stderr"])
     shown = value if whole["stderr"] is None else f"{value} {error}"
-    return -whole["bits_per_byte"], f"{shown} bits per byte"
+    return average_metric({"name": "Average"} | whole), f"{shown} bits per byte"
 
 
 def perplexity_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
@@ -211,7 +215,7 @@ def _value(bits: float | None, stderr: float | None) -> tuple[str, str]:
 def _sums(name: str, values: Mapping[str, Any]) -> list[str]:
     counts = [f"{values[count]:,}" for count in ("n", "bytes", "tokens")]
     perplexities = [fixed(values[f"{unit}_perplexity"], 3) for unit in ("byte", "word", "token")]
-    return [name, *counts, *_value(values["bits_per_byte"], values["stderr"]), *perplexities]
+    return [name, *counts, *_value(values["value"], values["stderr"]), *perplexities]
 
 
 def _positions(runs: Mapping[str, Run]) -> Table:

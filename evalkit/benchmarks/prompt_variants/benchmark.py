@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from evalkit.benchmarks.document_views import TaskView
     from evalkit.benchmarks.multiple_choice.plan import TaskPart
+    from evalkit.benchmarks.outcomes import Metric
     from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
 
@@ -65,11 +66,11 @@ class PromptVariants(MultipleChoice):
         content["tasks"] = [task | {"seconds": round(seconds[task["task"]], 3)} for task in content["tasks"]]
         writer.save_results(content | {"rules": rules, "samples": False})
 
-    def headline(self, run: Run, rule: str | None = None) -> tuple[float | None, str]:
-        key, text = super().headline(run, rule)
+    def headline(self, run: Run, rule: str | None = None) -> tuple[Metric | None, str]:
+        headline, text = super().headline(run, rule)
         average = self.stored_averages(run, rule)[-1]
         spread = "" if average["spread"] is None else f", SD {percent(average['spread'])}"
-        return key, f"{text} over {len(average['prompts'])} prompts{spread}"
+        return headline, f"{text} over {len(average['prompts'])} prompts{spread}"
 
     def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
         """Yield the documents of each task under the run's own prompt, and say so."""

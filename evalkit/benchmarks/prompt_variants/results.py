@@ -32,7 +32,7 @@ from evalkit.escape import part_name
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import decide, find_rule
-from evalkit.runs.score_table import CLUSTER, MARGIN, ScoreRow, outcome_of
+from evalkit.runs.score_table import ACCURACY, CLUSTER, FRACTION, MARGIN, ScoreRow, outcome_of
 from evalkit.stats.estimates import Floats, error_of_average
 
 if TYPE_CHECKING:
@@ -45,16 +45,19 @@ class PromptAccuracy(Stored):
     """Accuracy under one prompt, a fraction, with its standard error over documents."""
 
     prompt: str
-    accuracy: float
+    value: float
     stderr: float | None
 
 
 class VariedAccuracy(Stored):
-    """Accuracy of a task, of a subject or of an average under several prompts. Accuracies are fractions."""
+    """Accuracy of a task, of a subject or of an average under several prompts."""
 
     name: str = Field(validation_alias=AliasChoices("name", "task"))
     n: int | None
-    accuracy: float
+    metric: str = ACCURACY
+    unit: str = FRACTION
+    higher_is_better: bool = True
+    value: float
     """Mean over documents and prompts."""
     stderr: float | None
     """Standard error of that mean over documents; the prompts are fixed."""
@@ -174,13 +177,13 @@ def _accuracy(tables: PromptTables, name: str, rule: str, chosen: NDArray[np.boo
     answers = np.ascontiguousarray(tables.graded(rule)[has][:, chosen])
     score, documents = answers.mean(axis=0), tables.documents[chosen]
     prompts = [
-        PromptAccuracy(prompt=prompt, accuracy=float(of.mean()), stderr=error_over_documents(of, documents))
+        PromptAccuracy(prompt=prompt, value=float(of.mean()), stderr=error_over_documents(of, documents))
         for prompt, of in zip(np.array(tables.prompts)[has].tolist(), answers, strict=True)
     ]
     return VariedAccuracy(
         name=name,
         n=n,
-        accuracy=float(score.mean()),
+        value=float(score.mean()),
         stderr=error_over_documents(score, documents),
         spread=_deviation(prompts),
         by_chance=expected_deviation(answers),
@@ -206,8 +209,8 @@ def _average(tables: PromptTables, name: str, tasks: Sequence[VariedAccuracy], s
     for prompt in tables.prompts:
         if any(prompt in of_task for of_task in by_task):
             under = [of_task.get(prompt, of_task[tables.prompts[0]]) for of_task in by_task]
-            accuracy, stderr = statistics.fmean(p.accuracy for p in under), error_of_average([p.stderr for p in under])
-            prompts.append(PromptAccuracy(prompt=prompt, accuracy=accuracy, stderr=stderr))
+            stderr = error_of_average([p.stderr for p in under])
+            prompts.append(PromptAccuracy(prompt=prompt, value=statistics.fmean(p.value for p in under), stderr=stderr))
     count, variance = len(prompts), 0.0
     for task in tasks if count > 1 else ():
         # Where a task has fewer prompts, its own is repeated: of all pairs, those of two repetitions do not differ
@@ -216,7 +219,7 @@ def _average(tables: PromptTables, name: str, tasks: Sequence[VariedAccuracy], s
     return VariedAccuracy(
         name=part_name(name, len(tasks), size),
         n=None,
-        accuracy=statistics.fmean(task.accuracy for task in tasks),
+        value=statistics.fmean(task.value for task in tasks),
         stderr=error_of_average([task.stderr for task in tasks]),
         spread=_deviation(prompts),
         by_chance=float(np.sqrt(variance)) / len(tasks) if count > 1 else None,
@@ -225,7 +228,7 @@ def _average(tables: PromptTables, name: str, tasks: Sequence[VariedAccuracy], s
 
 
 def _deviation(prompts: Sequence[PromptAccuracy]) -> float | None:
-    return float(np.std([under.accuracy for under in prompts], ddof=1)) if len(prompts) > 1 else None
+    return float(np.std([under.value for under in prompts], ddof=1)) if len(prompts) > 1 else None
 
 
 class ComparablePrompts(ComparableChoices):
@@ -321,6 +324,6 @@ def varied_metrics(run: Run, rule: str | None = None) -> list[Metric]:
         about["official"] = run.manifest["documents"][result["task"]]["official"]
         under = {f"accuracy under prompt {prompt['prompt']}": prompt for prompt in result["prompts"]}
         for name, value in {"mean accuracy over prompts": result, **under}.items():
-            numbers = {"value": value["accuracy"], "stderr": value["stderr"], "truncated": value.get("truncated")}
+            numbers = {"value": value["value"], "stderr": value["stderr"], "truncated": value.get("truncated")}
             metrics.append(Metric(**about, name=name, **numbers))
     return metrics

@@ -66,10 +66,10 @@ def _spread_table(run: Run, results: VariedResults) -> Table:
         extremes = [_NONE, _NONE]
         if len(result.prompts) > 1:
             # The first prompt of several with the same accuracy
-            ends = (extreme(result.prompts, key=attrgetter("accuracy")) for extreme in (min, max))
-            extremes = [f"{percent(end.accuracy)} ({end.prompt})" for end in ends]
+            ends = (extreme(result.prompts, key=attrgetter("value")) for extreme in (min, max))
+            extremes = [f"{percent(end.value)} ({end.prompt})" for end in ends]
         n = "" if result.n is None else f"{result.n:,}"
-        return [name, n, str(len(result.prompts)), percent(result.accuracy), *_errors(result), *extremes]
+        return [name, n, str(len(result.prompts)), percent(result.value), *_errors(result), *extremes]
 
     by_name = {task.name: task for task in results.tasks}
     rows, ruled = grouped_rows(run.manifest, by_name, results.averages, cells)
@@ -92,7 +92,7 @@ def _columns(run: Run, results: VariedResults) -> tuple[list[str], list[VariedAc
 
 def _prompts_table(run: Run, tables: PromptTables, results: VariedResults) -> Table:
     names, columns = _columns(run, results)
-    accuracies = [{under.prompt: percent(under.accuracy) for under in column.prompts} for column in columns]
+    accuracies = [{under.prompt: percent(under.value) for under in column.prompts} for column in columns]
     rows = [[prompt, *(of_task.get(prompt, _NONE) for of_task in accuracies)] for prompt in tables.prompts]
     title = f"Accuracy in % under each prompt, rule {results.rule}"
     return simple_table("prompts", ["prompt", *names], rows, title=title)
@@ -101,7 +101,7 @@ def _prompts_table(run: Run, tables: PromptTables, results: VariedResults) -> Ta
 def _subject_tables(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[Table]:
     for task in (task.name for task in results.tasks):
         rows = [
-            [subject.name.removeprefix(f"{task}_"), f"{subject.n:,}", percent(subject.accuracy), *_errors(subject)]
+            [subject.name.removeprefix(f"{task}_"), f"{subject.n:,}", percent(subject.value), *_errors(subject)]
             for subject in subject_accuracies(tables, task, results.rule)
         ]
         if rows:
@@ -113,7 +113,7 @@ def _rules_table(run: Run, by_rule: dict[str, VariedResults], chosen: str) -> Ta
     rows = []
     for rule, results in by_rule.items():
         names, columns = _columns(run, results)
-        means, spread = [percent(column.accuracy) for column in columns], _errors(results.average)[1:]
+        means, spread = [percent(column.value) for column in columns], _errors(results.average)[1:]
         rows.append([f"{rule} <" if rule == chosen else rule, *means, *spread])
     title = "The same scores under every rule that all prompts support (mean over prompts in %; <: the rule above)"
     return simple_table("rules", ["rule", *names, "SD", "by chance"], rows, title=title)
@@ -157,7 +157,8 @@ def _records(results: VariedResults) -> Iterator[dict[str, Any]]:
     for kind, members in (("task", results.tasks), ("average", results.averages)):
         for result in members:
             about = {"kind": kind, "rule": results.rule, "task": result.name, "n": result.n}
-            mean = {"prompt": "mean", "accuracy": result.accuracy, "stderr": result.stderr, "spread": result.spread}
+            about |= {"metric": result.metric, "unit": result.unit, "higher_is_better": result.higher_is_better}
+            mean = {"prompt": "mean", "value": result.value, "stderr": result.stderr, "spread": result.spread}
             for values in (mean, *(under.model_dump() | {"spread": None} for under in result.prompts)):
                 yield about | values
 
@@ -185,14 +186,14 @@ def draw_prompts(results: VariedResults, labels: Sequence[str], path: Path) -> N
     axes = figure.subplots()
     named: set[str] = set()
     for row, (_, result) in enumerate(rows):
-        axes.vlines(100 * result.accuracy, row - 0.42, row + 0.42, color=GREY, lw=1, zorder=1)
+        axes.vlines(100 * result.value, row - 0.42, row + 0.42, color=GREY, lw=1, zorder=1)
         for under in result.prompts:
             number = prompts.index(under.prompt)
             height = row + 0.8 * ((number + 0.5) / len(prompts) - 0.5)
             reach = None if under.stderr is None else 100 * 1.96 * under.stderr
             name = None if under.prompt in named else under.prompt
             named.add(under.prompt)
-            axes.errorbar(100 * under.accuracy, height, xerr=reach, ms=4, lw=1, label=name, **line_look(number))
+            axes.errorbar(100 * under.value, height, xerr=reach, ms=4, lw=1, label=name, **line_look(number))
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.set_ylim(len(rows) - 0.45, -0.55)
     axes.set_xlabel(f"accuracy in %, rule {results.rule}", fontsize=8)

@@ -33,7 +33,7 @@ from evalkit.benchmarks.outcomes import Measure, Metric
 from evalkit.benchmarks.request import Request
 from evalkit.benchmarks.ruler import results
 from evalkit.benchmarks.ruler.data import CHOICES, TASKS, WHEELS, RulerData, RulerTask
-from evalkit.benchmarks.ruler.results import BITS, CHOICE, ERRORS, SCORE
+from evalkit.benchmarks.ruler.results import BITS, CHOICE, ERRORS, SCORE, VALUE
 from evalkit.benchmarks.ruler.samples import CannotBuild, Sample, numbered, samples
 from evalkit.cache import read_cached, source_digest, write_cached
 from evalkit.display import Say
@@ -53,7 +53,14 @@ _MODEL_TEMPLATES = {"plain": "base", "inst": "meta-chat"}
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _LIKELIHOODS = {
     CHOICE: Measure(f"the gold answer among {CHOICES} has the fewest bits per byte, in %", False, "choice accuracy"),
-    BITS: Measure("bits per byte of the gold answer after the text, lower is better", True, BITS, None, False),
+    BITS: Measure(
+        "bits per byte of the gold answer after the text, lower is better",
+        True,
+        BITS,
+        None,
+        False,
+        unit="bits per byte",
+    ),
 }
 
 
@@ -194,11 +201,11 @@ class Ruler(GeneratedBenchmark):
             raise UnknownNameError(f"rule of run {run.folder}", str(rule), measures)
         for name, measure in measures.items():
             if rule in (None, self.kind, name):
-                score = SCORE if name == self.kind else name
+                score = VALUE if name == self.kind else name
                 for task in run.stored["tasks"]:
                     chance = task["chance"] if name == CHOICE else None
                     values = task["n"], task[score], task[ERRORS[score]], measure.higher_is_better, measure.bounds
-                    metrics.append(Metric(task["task"], measure.name, *values, chance=chance))
+                    metrics.append(Metric(task["task"], measure.name, *values, chance=chance, unit=measure.unit))
         return metrics
 
     def measure(self) -> Measure:

@@ -26,7 +26,8 @@ from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.figures import FigurePanel, RunFigure, draw_panels, legend_texts, new_figure, save_figure
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
-from evalkit.runs.folder import Run, StoredAverage, StoredTask
+from evalkit.runs.folder import Run, StoredAverage, StoredTask, StoredValue
+from evalkit.runs.score_table import FRACTION
 from evalkit.stats.estimates import Floats, error_of_average, known_error, mean, resampled_means
 
 if TYPE_CHECKING:
@@ -37,25 +38,26 @@ ANSWERS = "answers.parquet"
 THRESHOLD = 0.856
 SCORE, CHOICE, BITS = "score", "choice", "bits_per_byte"
 """Names of the three scores in tables; as a rule, the first has the name of the benchmark."""
-ERRORS = {SCORE: "stderr", CHOICE: "choice_stderr", BITS: "bits_stderr"}
+VALUE = "value"
+"""Name of the first score in results.json."""
+ERRORS = {VALUE: "stderr", CHOICE: "choice_stderr", BITS: "bits_stderr"}
 """Score → key of its standard error in results.json."""
+_ABOUT = {"metric": SCORE, "unit": FRACTION, "higher_is_better": True}
 _SEED, _RESAMPLES = 40654, 2000
 _BANDS = 5
 """Bands of depth in the figure of tasks whose needles are at random depths."""
 _MOST_LABELLED = 144
 """Most cells of a grid with numbers in them; in smaller cells they are not readable."""
 _TITLES = {
-    SCORE: "score in %: the share of the right answers that are in the generated text",
+    VALUE: "score in %: the share of the right answers that are in the generated text",
     CHOICE: f"choice in %: the gold answer has the fewest bits per byte of up to {CHOICES}; chance {100 / CHOICES:g} %",
     BITS: "bits per byte of the gold answer, lower is better",
 }
 
 
-class _Scores(Stored):
+class _Scores(StoredValue):
     """Scores in results.json: means with standard errors over documents."""
 
-    score: float
-    stderr: float | None
     choice: float
     choice_stderr: float | None
     bits_per_byte: float
@@ -113,10 +115,10 @@ def results_of(table: pd.DataFrame, size: int) -> dict[str, Any]:
     tasks, resampled, sources = [], dict[int, list[Floats]](), dict[int, list[int]]()
     for name, rows in table.groupby("task", sort=False):
         length, task = int(rows["length"].iloc[0]), str(name)
-        scores: dict[str, Any] = {"n": len(rows), "chance": float(rows["chance"].mean())}
+        scores: dict[str, Any] = {"n": len(rows), "chance": float(rows["chance"].mean())} | _ABOUT
         codes = np.unique(rows["source"], return_inverse=True)[1]
         for score, error in ERRORS.items():
-            estimate = mean(rows[score].to_numpy(float), codes)
+            estimate = mean(rows[SCORE if score == VALUE else score].to_numpy(float), codes)
             scores |= {score: estimate.value, error: known_error(estimate.stderr)}
         tasks.append({"task": task, "length": length, **scores})
         seed = [_SEED, crc32(sample_of(task).encode())]  # the same questions are drawn together
@@ -129,8 +131,8 @@ def results_of(table: pd.DataFrame, size: int) -> dict[str, Any]:
     low, high = np.quantile(draws, (0.025, 0.975), method="nearest").tolist() if is_known else (None, None)
     lengths = lengths_of(tasks, size)
     every = [_mean("Average", tasks, size * len(lengths))] if len(lengths) > 1 else []
-    averages = [{name: part[name] for name in ("name", "accuracy", "stderr")} for part in lengths + every]
-    longest = effective_length({length["length"]: length[SCORE] for length in lengths})
+    averages = [_ABOUT | {name: part[name] for name in ("name", VALUE, "stderr")} for part in lengths + every]
+    longest = effective_length({length["length"]: length[VALUE] for length in lengths})
     effective = {"length": longest, "low": low, "high": high}
     return {"tasks": tasks, "averages": averages, "effective": effective}
 
@@ -165,7 +167,7 @@ def _mean(name: str, tasks: Sequence[Mapping[str, Any]], size: int) -> dict[str,
     for score, error in ERRORS.items():
         part[score] = sum(task[score] for task in tasks) / len(tasks)
         part[error] = error_of_average([task[error] for task in tasks], [sample_of(task["task"]) for task in tasks])
-    return part | {"accuracy": part[SCORE]}
+    return part
 
 
 def effective_length(scores: Mapping[int, float]) -> int:
@@ -181,12 +183,12 @@ def weighted(scores: Mapping[int, float], increasing: bool) -> float:
 
 def run_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
     """Return the tables of a run under a rule, or under all of them; and the summary of lengths."""
-    if rule not in (None, *(rules := {run.kind: SCORE, CHOICE: CHOICE, BITS: BITS})):
+    if rule not in (None, *(rules := {run.kind: VALUE, CHOICE: CHOICE, BITS: BITS})):
         raise UnknownNameError(f"rule of run {run.folder}", str(rule), rules)
     parts = []
     for name, score in rules.items():
         if rule in (None, run.kind, name):
-            is_grid = score == SCORE and run.kind != RULER
+            is_grid = score == VALUE and run.kind != RULER
             parts.append(_by_depth(run) if is_grid else Report((_by_task(run, score),), verdict=(_TITLES[score],)))
     if rule in (None, run.kind):
         parts.append(lengths_report([run], [run.model]))
@@ -234,7 +236,7 @@ def _by_depth(run: Run) -> Report:
 
 def lengths_report(runs: Sequence[Run], names: Sequence[str], rule: str = RULER) -> Report:
     """Return a table with a line for each run: means at each length, weighted means, RULER's effective length."""
-    score = rule if rule in (CHOICE, BITS) else SCORE
+    score = rule if rule in (CHOICE, BITS) else VALUE
     of_runs = [{length["length"]: length for length in _lengths(run)} for run in runs]
     every = sorted({length for of in of_runs for length in of})
     rows, records, notes = [], [], list[str]()
@@ -249,7 +251,7 @@ def lengths_report(runs: Sequence[Run], names: Sequence[str], rule: str = RULER)
         ]
         record = {"name": name, "run": run.manifest["id"], **{short(length): scores.get(length) for length in every}}
         record |= {"wavg_inc": means[0], "wavg_dec": means[1]}
-        if score == SCORE:
+        if score == VALUE:
             effective = [run.stored["effective"][key] for key in ("length", "low", "high")]
             shown = [short(length) if length else f"<{short(min(scores))}" for length in effective]
             row += [shown[0], "–" if effective[1] is None else f"{shown[1]} to {shown[2]}"]
@@ -259,7 +261,7 @@ def lengths_report(runs: Sequence[Run], names: Sequence[str], rule: str = RULER)
         notes += [f"{name}: {part['name']}, a mean of fewer tasks" for part in of.values() if not part["is_whole"]]
     title = f"Means over tasks: {_TITLES[score]}" + "; *: of fewer tasks" * bool(notes)
     headers = ["model", *map(short, every), "wAvg (inc)", "wAvg (dec)"]
-    if score == SCORE:
+    if score == VALUE:
         headers += ["effective", "95 % interval"]
         notes.append(f"effective: the longest length with a mean of at least {100 * THRESHOLD:.1f} %")
     notes.append("wAvg: means over lengths, weighted by their rank from the shortest (inc) and from the longest (dec)")
@@ -316,7 +318,7 @@ def draw_lengths(runs: Sequence[Run], names: Sequence[str], path: Path) -> None:
     import pandas as pd
 
     panels = []
-    labels = {SCORE: ("score in %", None), CHOICE: ("choice in %", 1 / CHOICES), BITS: ("bits per byte", None)}
+    labels = {VALUE: ("score in %", None), CHOICE: ("choice in %", 1 / CHOICES), BITS: ("bits per byte", None)}
     for score, (label, reference) in labels.items():
         points = [
             {"run": name, "length": part["length"], "value": part[score], "spread": part[ERRORS[score]]}

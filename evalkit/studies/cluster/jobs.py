@@ -101,9 +101,7 @@ class TrackedJob:
         weights = 1
         with suppress(OSError):  # gone since it was planned, which opening the run reports
             weights = sum(path.stat().st_size for path in plan.checkpoint.weights())
-        limit = specification.get("sample", specification.get("limit"))
-        counts = [documents["count"] for documents in plan.manifest["documents"].values()]
-        documents = sum(count if limit is None else min(limit, count) for count in counts)
+        documents = sum(about["count"] for about in plan.manifest["documents"].values())
         self.size = max(float(weights * documents), 1e-9)
         """Relative cost of the whole run: the bytes of its weights times its documents."""
 

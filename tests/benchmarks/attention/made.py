@@ -42,7 +42,7 @@ def write_analysis(
     content = {
         "id": specification_id(about), "kind": ATTENTION, "specification": about, "rule": ATTENTION, "groups": {},
         "group_sizes": {}, "attention_layers": list(range(depth)),
-        "documents": {task: {"source": "made up", "official": True, "count": 9} for task in tasks},
+        "documents": {task: {"source": "made up", "official": True, "count": 9, "total": 9} for task in tasks},
         "template": {"name": "inst"}, "model": model, "path": None, "revision": None,
         "created": "2026-01-01T00:00:00+00:00",
         "versions": {"evalkit": "0.1.0", "lm-eval": "0.4", "transformers": "5"},

@@ -182,7 +182,13 @@ def test_errors_are_clustered_by_source_with_tasks_as_strata() -> None:
     # Two documents of one source with the same value count as one: the error is that of the sources' mean
     doubled = results(frame([value for value in values for _ in range(2)], [0, 0, 2, 2, 4, 4, 6, 6]))
     [task] = doubled["tasks"]
-    assert task["measures"]["bos_abs"] == pytest.approx({"n": 8, "value": 0.475, "stderr": pd.Series(values).sem()})
+    assert task["measures"]["bos_abs"] == {
+        "n": 8,
+        "unit": "fraction",
+        "higher_is_better": None,
+        "value": pytest.approx(0.475),
+        "stderr": pytest.approx(pd.Series(values).sem()),
+    }
     assert (task["truncated"], task["tokens"]) == (1, 560)
     assert results(frame([0.5, 0.5], [0, 0]))["measures"]["bos_abs"]["stderr"] is None
     both = results(frame([0.1, 0.2], [0, 1]), frame([0.8, 0.9], [0, 1], "piqa"))["measures"]["bos_abs"]

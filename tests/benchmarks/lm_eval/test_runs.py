@@ -119,7 +119,7 @@ def test_the_numbers_are_lm_evals(whole: Run, model: Path, tasks: Path) -> None:
     # evalkit's own rules, from the stored scores
     for rule in ("acc", "acc_norm"):
         for task in whole.results(rule).tasks:
-            assert task.accuracy == pytest.approx(expected["results"][task.task][f"{rule},none"])
+            assert task.value == pytest.approx(expected["results"][task.task][f"{rule},none"])
 
 
 @pytest.mark.slow
@@ -141,11 +141,11 @@ def test_the_average_of_zeroshot8_is_evalkits(checkpoint: Path, real_documents: 
     ).results("acc")  # fmt: skip
     for task in ours.tasks:
         name = "mmlu_pooled" if task.task == "mmlu" else task.task
-        assert theirs[name]["acc,none"] == pytest.approx(task.accuracy, abs=1e-12), name
+        assert theirs[name]["acc,none"] == pytest.approx(task.value, abs=1e-12), name
     average = theirs["zeroshot8"]
-    assert average["acc,none"] == pytest.approx(ours.average.accuracy, abs=1e-12)
+    assert average["acc,none"] == pytest.approx(ours.average.value, abs=1e-12)
     # lm-eval's error is of documents that share no source, evalkit's counts what they share
-    alone = error_of_average([error_of_share(task.accuracy, task.n) for task in ours.tasks])
+    alone = error_of_average([error_of_share(task.value, task.n) for task in ours.tasks])
     assert average["acc_stderr,none"] == pytest.approx(alone, abs=1e-12)
 
 
@@ -161,8 +161,8 @@ def test_evalkits_own_tasks_keep_their_documents(checkpoint: Path, documents: Pa
     run, suite = scored("lm_eval", names), scored("zeroshot8", (*names[:2], "mmlu"), template="plain")
     assert not any(source["official"] for source in run.manifest["documents"].values())
     results = suite.results("acc_norm")
-    expected = {task.task: task.accuracy for task in (*results.tasks, *results.subtasks["mmlu"])}
-    assert {task.task: task.accuracy for task in run.results("acc_norm").tasks}.items() <= expected.items()
+    expected = {task.task: task.value for task in (*results.tasks, *results.subtasks["mmlu"])}
+    assert {task.task: task.value for task in run.results("acc_norm").tasks}.items() <= expected.items()
     merged = run.scores.merge(suite.scores, on=["subtask", "doc_id", "choice"], suffixes=("", "_suite"))
     assert len(merged) == len(run.scores)
     for column in ("n_continuation", "chars", "bytes", "gold", "choices", "truncated"):
@@ -176,7 +176,7 @@ def test_mutual_information_fills_the_unconditional_column(run: Evaluate, tmp_pa
     write_task(tmp_path, CHOICE | {"task": "made_mutual", "metric_list": metrics}, documents)
     mutual = run(include_path=tmp_path, tasks=("made_mutual",))
     [task] = mutual.results("pmi").tasks
-    assert task.accuracy == exported(mutual)["results"]["made_mutual"]["acc_mutual_info,none"]
+    assert task.value == exported(mutual)["results"]["made_mutual"]["acc_mutual_info,none"]
 
 
 def test_what_changes_the_numbers_is_another_run(model: Path, tmp_path: Path) -> None:

@@ -161,22 +161,22 @@ def test_the_command_reproduces_official_scores(golden: Path, capsys: pytest.Cap
 
 def test_buckets_and_means_of_groups_and_of_tasks() -> None:
     results = score_generations(hits(2, 4, lengths=[0, 3999, 4000, 7999, 8000, 10**6]), "longbench-e")
-    assert [(part["n"], part["score"]) for part in results["tasks"][0]["buckets"]] == [(2, 100.0), (2, 0.0), (2, 0.0)]
+    assert [(part["n"], part["value"]) for part in results["tasks"][0]["buckets"]] == [(2, 100.0), (2, 0.0), (2, 0.0)]
     results = score_generations(hits(1, 2, lengths=[1, 2, 9000]), "longbench-e")
     [task] = results["tasks"]
-    assert [(part["n"], part["score"]) for part in task["buckets"]] == [(2, 50.0), (0, None), (1, 0.0)]
-    assert [part["score"] for part in results["plain_mean"]["buckets"]] == [50.0, None, 0.0]
+    assert [(part["n"], part["value"]) for part in task["buckets"]] == [(2, 50.0), (0, None), (1, 0.0)]
+    assert [part["value"] for part in results["plain_mean"]["buckets"]] == [50.0, None, 0.0]
     assert (task["buckets"][2]["low"], task["buckets"][2]["high"]) == (None, None)  # a single row has no interval
     assert "NaN" not in json.dumps(results)
     results = score_generations(pd.concat([hits(1, 3), hits(3, 1, "musique"), hits(4, 0, "qasper")]))
     assert [task["task"] for task in results["tasks"]] == ["qasper", "hotpotqa", "musique"]
-    assert [(group["name"], group["all"]["score"], group["all"]["n"]) for group in results["groups"]] == [
+    assert [(group["name"], group["all"]["value"], group["all"]["n"]) for group in results["groups"]] == [
         ("Single-Document QA (1 of 3 tasks)", 100.0, 4),
         ("Multi-Document QA (2 of 3 tasks)", 50.0, 8),
     ]
     assert results["mean_of_groups"]["name"] == "Mean of groups (3 of 16 tasks)"
-    assert results["mean_of_groups"]["all"]["score"] == 75.0
-    assert results["plain_mean"]["all"]["score"] == round(200 / 3, 2)
+    assert results["mean_of_groups"]["all"]["value"] == 75.0
+    assert results["plain_mean"]["all"]["value"] == round(200 / 3, 2)
 
 
 def test_intervals() -> None:
@@ -203,7 +203,7 @@ def test_intervals() -> None:
     # Resampling equal scores would give [0, 0]; a mean with another task has that task's share
     both = score_generations(pd.concat([hits(0, 2), hits(3, 3, "lcc")]))
     equal = both["tasks"][0]["all"]
-    assert (equal["score"], equal["stderr"], equal["low"], both["plain_mean"]["all"]["stderr"]) == (0, None, None, None)
+    assert (equal["value"], equal["stderr"], equal["low"], both["plain_mean"]["all"]["stderr"]) == (0, None, None, None)
     assert both["plain_mean"]["all"]["low"] == pytest.approx(both["tasks"][1]["all"]["low"] / 2, abs=0.01)
     assert any("all equal" in note for note in longbench_report(both).notes)
     assert not any("all equal" in note for note in longbench_report(score_generations(hits(3, 3))).notes)

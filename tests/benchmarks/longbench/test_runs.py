@@ -92,7 +92,7 @@ def test_every_row_is_what_transformers_generates(model: Path, rows: Path, evalk
     stored = {name: value for name, value in run.stored.items() if name != "averages"}
     for task in stored["tasks"]:
         scores = table.loc[table["task"] == task["task"], "score"]
-        assert task["all"]["score"] == pytest.approx(100 * scores.mean(), abs=0.005)
+        assert task["all"]["value"] == pytest.approx(100 * scores.mean(), abs=0.005)
         assert (task["all"]["n"], task["official"]) == (3, False)
     for view in benchmark_of(run).views(run, (), silent):
         assert view.metric == TASKS[view.task].metric

@@ -300,7 +300,7 @@ def test_unconditional_requests_have_the_files_contexts(
         scores = run.scores["ll_continuation"] - run.scores["ll_unconditional"]
         best = scores.groupby(run.scores["doc_id"]).apply(lambda each: int(np.argmax(each)))
         gold = run.scores.groupby("doc_id")["gold"].first()
-        assert run.results("pmi").tasks[0].accuracy == pytest.approx((best == gold).mean())
+        assert run.results("pmi").tasks[0].value == pytest.approx((best == gold).mean())
 
 
 def test_the_tokens_are_the_texts_own(checkpoint: Path, plain: Plain, tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ def test_metrics_are_the_published_formulas(own_run: Run, own: Path) -> None:
         if len(texts[0]) > 1:
             for rule, unit in (("acc", "acc"), ("acc_norm", "len_norm")):
                 [result] = [each for each in own_run.results(rule).tasks if each.task == task]
-                assert result.accuracy == pytest.approx(published(likelihoods, texts, golds, unit), abs=1e-6)
+                assert result.value == pytest.approx(published(likelihoods, texts, golds, unit), abs=1e-6)
 
 
 def test_a_mixed_suite_has_averages_of_groups(own_run: Run) -> None:
@@ -378,7 +378,7 @@ def test_a_mixed_suite_has_averages_of_groups(own_run: Run) -> None:
     expected = {name: np.mean(of_group) for name, of_group in groups.items()} | {
         "Average": np.mean([*by_task.values()])
     }
-    averages = {each["name"]: each["accuracy"] for each in own_run.stored["averages"]}
+    averages = {each["name"]: each["value"] for each in own_run.stored["averages"]}
     assert averages == pytest.approx(expected)
     errors = {each["task"]: each["stderr"] for each in own_run.stored["tasks"]}
     of_all = math.sqrt(sum(error**2 for error in errors.values())) / len(errors)

@@ -195,10 +195,10 @@ def test_a_suite_of_pinned_tasks_and_of_ones_own(checkpoint: Path, files: Path, 
     run = run_of(checkpoint, tmp_path, files / "documents", suite=str(write_suite(files)))
     assert (run.kind, run.manifest["rule"], run.template) == ("multiple_choice", "ppl", "inst")
     results = run.results()
-    by_task = {task.task: task.accuracy for task in results.tasks}
+    by_task = {task.task: task.value for task in results.tasks}
     assert list(by_task) == ["made_choice", "piqa", "made_other"]
     assert [average.name for average in results.averages] == ["Language", "Rest", "Average"]
-    assert results.averages[0].accuracy == (by_task["made_choice"] + by_task["piqa"]) / 2
+    assert results.averages[0].value == (by_task["made_choice"] + by_task["piqa"]) / 2
     assert set(run.stored["rules"]) == set(RULES) - {"pmi", "olmes", "olmo_core"}
     # The whole sequence is scored: instruction and end token too
     assert run.scores["ll_instruction"].notna().all() and run.scores["ll_end"].notna().all()

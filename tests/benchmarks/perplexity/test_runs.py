@@ -91,7 +91,7 @@ def test_bits_per_byte_are_those_of_transformers(
     bits = sums / math.log(2) / sizes
     assert table["bits_per_byte"].tolist() == pytest.approx(bits, rel=1e-6)
     stored = run.stored["whole"]
-    assert stored["bits_per_byte"] == pytest.approx(sums.sum() / math.log(2) / sum(sizes), rel=1e-6)
+    assert stored["value"] == pytest.approx(sums.sum() / math.log(2) / sum(sizes), rel=1e-6)
     assert stored["token_perplexity"] == pytest.approx(math.exp(sums.sum() / sum(map(len, nats))), rel=1e-5)
     assert stored["document_bits_per_byte"] == pytest.approx(np.mean(bits), rel=1e-6)
     # By position: nothing is lost or counted twice

@@ -225,14 +225,14 @@ def test_accuracies_spread_and_mean(varied: Run) -> None:
     for task, prompts, n in (("mmlu", PROMPTS, 8), ("piqa", PROMPTS[:7], 6)):
         right = np.array([decide(of_prompt(varied, prompt, task), find_rule("ppl"))["correct"] for prompt in prompts])
         [stored] = [entry for entry in varied.stored["tasks"] if entry["task"] == task]
-        assert {under["prompt"]: under["accuracy"] for under in stored["prompts"]} == pytest.approx(
+        assert {under["prompt"]: under["value"] for under in stored["prompts"]} == pytest.approx(
             dict(zip(prompts, right.mean(axis=1), strict=True))
         )
-        assert stored["accuracy"] == pytest.approx(right.mean())
+        assert stored["value"] == pytest.approx(right.mean())
         assert stored["stderr"] == pytest.approx(right.mean(axis=0).std(ddof=1) / n**0.5)
         assert stored["spread"] == pytest.approx(right.mean(axis=1).std(ddof=1))
         metrics = [metric for metric in benchmark_of(varied).metrics(varied) if metric.task == task]
-        assert metrics[0].value == stored["accuracy"] and len(metrics) == len(prompts) + 1
+        assert metrics[0].value == stored["value"] and len(metrics) == len(prompts) + 1
 
 
 def test_continuous_outcomes_are_means_over_prompts(varied: Run) -> None:
@@ -309,9 +309,9 @@ def test_means_extremes_and_errors() -> None:
     }
     results = varied_results(tables_of(answers), MANIFEST, "acc")
     assert results.tasks[0].stderr == pytest.approx(np.std([2 / 3, 2 / 3, 1 / 3, 0], ddof=1) / 2)
-    assert results.average.accuracy == pytest.approx((5 / 12 + 1 / 4) / 2)
+    assert results.average.value == pytest.approx((5 / 12 + 1 / 4) / 2)
     # Task two counts with the run's own prompt under b
-    assert [under.accuracy for under in results.average.prompts] == pytest.approx([0.5, 0.375, 0.25])
+    assert [under.value for under in results.average.prompts] == pytest.approx([0.5, 0.375, 0.25])
     # Of a single prompt, the errors of an ordinary run
     alone = varied_results(tables_of({"base": {"one": [1, 1, 0, 0], "two": [1, 0, 0]}}), MANIFEST, "acc")
     assert alone.tasks[0].stderr == pytest.approx(alone.tasks[0].prompts[0].stderr)

@@ -144,7 +144,7 @@ def test_needles_that_are_found(needle: Command, model: Path, monkeypatch: pytes
     printed = needle("--plot", "grid.pdf").out
     assert re.search(r"90 % +100 +0\n", printed) and Path("grid.pdf").stat().st_size > 1000
     run = load_run(printed.splitlines()[-1])
-    assert [average["accuracy"] for average in run.stored["averages"]] == [1.0, 0.0, 0.5]
+    assert [average["value"] for average in run.stored["averages"]] == [1.0, 0.0, 0.5]
     for task in run.stored["tasks"]:
         assert (task["choice"], task["chance"]) == (1.0, 1 / 8)
         assert task["bits_per_byte"] == pytest.approx(1 / math.log(2) / 8)

@@ -150,7 +150,7 @@ def test_a_planted_model_has_100_and_an_untrained_one_chance(folder: Path) -> No
     run = made(folder, planted, ALL, tokenizer=tokenizer, name="planted")
     assert len(run.stored["tasks"]) == 13
     for task in run.stored["tasks"]:
-        assert (task["task"], task["score"], task["choice"]) == (task["task"], 1.0, 1.0) and task[
+        assert (task["task"], task["value"], task["choice"]) == (task["task"], 1.0, 1.0) and task[
             "bits_per_byte"
         ] < 1e-6
     # 13 right answers of 13 do not show that 85.6 % are; see `test_means_of_lengths`
