@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.cli.parameters import command, exclude, option, require, typed_option
@@ -41,11 +41,6 @@ def compare(
     margin: float | None = typed_option(None, "Acceptable loss, in points or the outcome's unit: is B not worse by "
                                         "that, or equivalent?"),
     pair_seeds: bool = PAIR_SEEDS,
-    given: tuple[str, ...] = typed_option((), "An earlier run of a related checkpoint on all documents, from which "
-                                          "those on a sample borrow strength; again for each.", metavar="RUN",
-                                          repeated=True),
-    bases: tuple[str, ...] = typed_option((), "Compare changes: of the first run from the first of these, and of the "
-                                          "second from the second.", option="--from", metavar="RUN", repeated=True),
     anytime: bool = option(False, "Intervals that hold at every look at a sample that grows."),
     watch: int = option(1, "Intervals that hold at N pairs of checkpoints, at all of which you look.", metavar="N",
                         least=1, shows_least=True),
@@ -66,8 +61,6 @@ def compare(
     evalkit compare --group old=RUN,RUN,RUN --group new=RUN,RUN,RUN     several seeds: the claim is about architectures
     evalkit compare RUN_A RUN_B --fail-if-worse --margin 1             in continuous integration
     evalkit compare RUN_A RUN_B --anytime                              with --sample 100, then 200, …, until it decides
-    evalkit compare RUN_A RUN_B --given RUN_A --given RUN_C            RUN_A and RUN_C on all documents, B on a sample
-    evalkit compare A_W4 B_W4 --from RUN_A --from RUN_B                does B lose less than A under --quantise w4g64?
     evalkit compare step1000-a step1000-b --watch 20                   while both train, at 20 steps
     evalkit compare --curve RUN RUN RUN --plot curve.png               checkpoints of one training
     evalkit compare --study study.yaml intg vanilla                    names of a study, with all their seeds
@@ -82,13 +75,7 @@ def compare(
     from evalkit.stats.sequential import Looks
 
     of_two: dict[str, object] = {"fail_if_worse": fail_if_worse, "margin": margin, "pair_seeds": pair_seeds or None}
-    of_two |= {
-        "last": last,
-        "given": given or None,
-        "from": bases or None,
-        "anytime": anytime or None,
-        "watch": watch if watch > 1 else None,
-    }
+    of_two |= {"last": last, "anytime": anytime or None, "watch": watch if watch > 1 else None}
     for name, value in of_two.items():
         exclude(curve=curve, **{name: value})
     exclude(study=study, **{"in": root})
@@ -99,10 +86,7 @@ def compare(
         if not curve:
             sides, key, notes = _sides(source, runs, root, key, is_strict=fail_if_worse, last=last)
             in_pairs, looks = pair_seeds or source.pairs_seeds, Looks(anytime, watch)
-            earlier = [named_run(name, root) for name in given]
-            of_bases = [named_run(name, root) for name in bases]
-            how: dict[str, Any] = {"looks": looks, "given": earlier, "bases": of_bases}
-            comparisons = compare_sides(sides, key, margin, in_pairs, in_points=True, **how)
+            comparisons = compare_sides(sides, key, margin, in_pairs, in_points=True, looks=looks)
             if fail_if_worse and (own_rules := comparisons[0].own_rules):
                 raise UsageError(f"the runs have different rules ({', '.join(own_rules)}); give --rule")
             shown = comparison_report(comparisons)

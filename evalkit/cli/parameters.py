@@ -50,6 +50,13 @@ _GROUPS = {
 """Settings that are beside each other in `--help`."""
 
 
+_RETIRED = {
+    "--from": "compare each run with the one that it was changed from, and give the two intervals",
+    "--given": "run both sides on the same documents; a larger --sample scores only those that a smaller one has not",
+}
+"""Former option of `evalkit compare` → what to do."""
+
+
 class Commands(click.Group):
     """A group that suggests the nearest command for a mistyped one."""
 
@@ -87,6 +94,8 @@ class Command(click.Command):
         except click.NoSuchOption as error:
             from evalkit.cli.lm_eval import OPTIONS
 
+            if self.name == "compare" and error.option_name in _RETIRED:
+                raise UsageError(f"{error.option_name} is retired: {_RETIRED[error.option_name]}") from error
             if (meant := OPTIONS.get(error.option_name)) is None:
                 raise
             raise UsageError(f"{error.option_name} is lm-eval's: {meant}") from error

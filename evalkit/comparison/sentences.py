@@ -125,16 +125,6 @@ def looks_sentence(compared: Comparison) -> str | None:
     return f"Intervals and p values hold together at {' and at '.join(at)}; {longer}."
 
 
-def given_sentence(compared: Comparison) -> str | None:
-    """Return from which earlier runs the differences borrow strength, and how much; None without any."""
-    if not compared.given:
-        return None
-    sentence = f"Differences borrow strength from the scores of {', '.join(compared.given)}"
-    if compared.worth is None:
-        return f"{sentence}."
-    return f"{sentence}: the average has the error of {fixed(compared.worth, 2)} times as many documents."
-
-
 def _primary(compared: Comparison) -> str:
     """Return the quantity of the primary verdict."""
     name, tasks = compared.measure.name, compared.tasks

@@ -22,6 +22,8 @@ COMMANDS = {
     "run CKPT --model CKPT": ["given twice"],
     "run --model a --model b": ["--model", "a, b"],
     "longbench --format latex rescore x": ["longbench"],
+    "compare a b --from c --from d --margin 1": ["--from", "the one that it was changed from"],
+    "compare a b --given c": ["--given", "--sample"],
     "compare a b --margin=-1": ["--margin", "-1"],
     "compare --curve a b --margin 1": ["--margin", "--curve"],
     "compare --curve a b --pair-seeds": ["--pair-seeds", "--curve"],
