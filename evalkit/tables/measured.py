@@ -82,7 +82,7 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
         if twice := [row for row in values if row in numbers]:
             raise TableError(f"row '{twice[0]}' has both a run and numbers in {mapping.values}; remove one of them")
         numbers |= values
-        notes.append(f"Numbers of {mapping.values} as given there.")
+        notes.append(f"Numbers of {mapping.values.name} as given there.")
     used = rule or (rules[0] if len(rules) == 1 else None)
     heading = _heading(runs, used)
     if several := [f"'{row}' ({len(seeds)} runs)" for row, seeds in runs.items() if len(seeds) > 1]:
