@@ -149,6 +149,44 @@ def saving_weights_with(save: Callable[..., None]) -> Iterator[None]:
 
 
 @contextmanager
+def built_by_its_code(kind: Any) -> Iterator[None]:
+    """Build models of a class on the CPU within the block, without parameters, which `from_pretrained` loads.
+
+    It builds them on the meta device and gives memory to what files do not hold: transformers' own classes initialise
+    it, others leave buffers uninitialised, and tensors in attributes on the meta device. Here what is not loaded stays
+    as the class builds it; missing parameters stay on the meta device.
+    """
+    from transformers import PreTrainedModel
+
+    from evalkit.compatibility.torch import built_without_parameters, unsaved_buffers
+
+    def contexts(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        # After `torch.device("meta")`, which is among transformers' own
+        return lambda *arguments: [*original(*arguments), built_without_parameters()]
+
+    def only_of_unsaved(original: Callable[..., None]) -> Callable[..., None]:
+        def initialise(model: Any, module: Any, *arguments: Any) -> None:
+            if unsaved_buffers(module):
+                original(model, module, *arguments)
+
+        return initialise
+
+    def nothing(_: Any) -> Callable[..., None]:
+        return lambda *_: None
+
+    with (
+        replaced(PreTrainedModel, _initialize_weights=only_of_unsaved),
+        replaced(
+            kind,
+            get_init_context=contexts,
+            _move_missing_keys_from_meta_to_device=nothing,
+            _initialize_missing_keys=nothing,
+        ),
+    ):
+        yield
+
+
+@contextmanager
 def without_gguf_bar() -> Iterator[None]:
     """Hide the progress bar of reading GGUF files within the block; it ignores transformers' public switch."""
     from transformers import modeling_gguf_pytorch_utils
