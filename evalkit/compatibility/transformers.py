@@ -15,6 +15,7 @@ from typing import Any
 
 from evalkit.compatibility.names import replaced
 
+_OF_CHECKPOINTS = "transformers_modules."
 _INPUT_GRADIENTS = "PreTrainedModel.enable_input_require_grads.<locals>.make_inputs_require_grads"
 
 
@@ -145,6 +146,25 @@ def saving_weights_with(save: Callable[..., None]) -> Iterator[None]:
     from transformers import modeling_utils
 
     with replaced(modeling_utils, safe_save_file=lambda _: save):
+        yield
+
+
+@contextmanager
+def without_code_of_checkpoints() -> Iterator[None]:
+    """Forget, within the block, the classes that code of checkpoints defines, and afterwards those defined in it.
+
+    transformers keeps such a class for its config's class, and builds it for other checkpoints whose code has the same
+    config, whatever else their code is.
+    """
+    from transformers import AutoModelForCausalLM
+
+    def is_of_library(kind: Any) -> bool:
+        return not kind.__module__.startswith(_OF_CHECKPOINTS)
+
+    def others(known: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {config: kind for config, kind in known.items() if is_of_library(config) and is_of_library(kind)}
+
+    with replaced(AutoModelForCausalLM._model_mapping, _extra_content=others):
         yield
 
 

@@ -22,7 +22,12 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from evalkit.compatibility.torch import built_without_parameters
-from evalkit.compatibility.transformers import attention_of, built_by_its_code, quiet
+from evalkit.compatibility.transformers import (
+    attention_of,
+    built_by_its_code,
+    quiet,
+    without_code_of_checkpoints,
+)
 from evalkit.errors import CheckpointError, reading_as
 from evalkit.models.loading.files import copy_files, generation_files, quantization
 from evalkit.models.loading.fingerprint import file_sha256
@@ -135,6 +140,8 @@ class BuiltModel(NamedTuple):
     """Names of weights in integers or 8 bits that were loaded without dequantisation."""
     undetermined: tuple[str, ...]
     """Names of tensors that neither the files nor the code of the model's class determine."""
+    unset: tuple[str, ...]
+    """Names of tensors with NaN in place of memory that the code leaves uninitialised, and may set later."""
 
 
 class _ReadOnceTensor:
@@ -171,7 +178,7 @@ def build_model(
     code in the folder. The tensors of `weights` are emptied, so that each is freed once it is converted.
     """
     given, tensors = checkpoint.given, weights.tensors
-    with quiet(), torch.random.fork_rng(devices=[]):
+    with quiet(), torch.random.fork_rng(devices=[]), without_code_of_checkpoints():
         is_quantised = bool(quantization(checkpoint.config()))
         meta_model = _unloaded_model(config, dtype, attention, remote, on_meta=True)
         _check_against(given, meta_model, tensors, _PACKED if is_quantised else _EXCESS)
@@ -200,10 +207,12 @@ def build_model(
                 ignore_mismatched_sizes=True,  # otherwise the error names no tensor
                 output_loading_info=True,
             )
+        unsaved = {}
         undetermined: tuple[str, ...] = ()
         if is_own_code:
-            again = _unloaded_model(config, dtype, attention, remote, on_meta=False)
-            undetermined = _undetermined(model, again)
+            unsaved = unsaved_tensors(model)
+            again = unsaved_tensors(_unloaded_model(config, dtype, attention, remote, on_meta=False))
+            undetermined = _undetermined(model, unsaved, again)
         if model.can_generate():
             # As for a folder, but without code that it may hold for generation
             model.generation_config = (
@@ -211,7 +220,9 @@ def build_model(
                 if generation_files(checkpoint.folder)
                 else GenerationConfig.from_model_config(checkpoint.config())
             )
-    return BuiltModel(model, report, () if is_quantised else _codes(model, state_dict), undetermined)
+    codes = () if is_quantised else _codes(model, state_dict)
+    unset = () if undetermined else tuple(name for name, tensor in unsaved.items() if tensor.isnan().any())
+    return BuiltModel(model, report, codes, undetermined, unset)
 
 
 def _unloaded_model(config: Any, dtype: torch.dtype, attention: str, remote: bool, on_meta: bool) -> Any:
@@ -253,21 +264,20 @@ def _check_against(given: str, model: Any, tensors: Mapping[str, torch.Tensor], 
             raise CheckpointError(f"{given}: holds {name} and {bare}, two tensors for one weight; remove one of them")
 
 
-def _undetermined(model: Any, again: Any) -> tuple[str, ...]:
-    """Return the names of tensors that files do not hold and that the code of a class does not determine.
+def _undetermined(
+    model: Any, unsaved: Mapping[str, torch.Tensor], again: Mapping[str, torch.Tensor]
+) -> tuple[str, ...]:
+    """Return the names of tensors that neither files nor the code of a model determine.
 
-    `again` is a model of the same config and code. Either the tensors differ in the two, or they have no numbers.
+    They have no numbers, or others in `again`, the unsaved tensors of a second model of the same config.
     """
-    unsaved = unsaved_tensors(model)
-    others = unsaved_tensors(again)
+
+    def is_random(name: str) -> bool:
+        return name not in again or content_digest(unsaved[name]) != content_digest(again[name])
+
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers()), **unsaved}
     empty = [name for name, tensor in tensors.items() if tensor.is_meta]
-    changed = [
-        name
-        for name, tensor in unsaved.items()
-        if name not in empty and content_digest(tensor) != content_digest(others[name])
-    ]
-    return (*empty, *changed)
+    return (*empty, *(name for name in unsaved if name not in empty and is_random(name)))
 
 
 def _codes(model: Any, state_dict: Mapping[str, Any]) -> tuple[str, ...]:

@@ -212,6 +212,8 @@ def check_report(given: str, built: BuiltModel, say: Say) -> None:
             "than config.json has, or its variant_layers, its biases or its quantization_config are not theirs, or an "
             "adapter has to be merged; correct config.json"
         )
+    if built.unset:
+        say(f"{given}: its files do not hold {_few(built.unset)}; NaN until its code computes them")
     if unexpected:
         say(f"{given}: {len(unexpected)} weights that the model does not use: {_few(unexpected)}")
 
