@@ -15,6 +15,7 @@ from typing import Any
 
 from evalkit.compatibility.names import replaced
 
+_CAPTURING = "transformers.utils.output_capturing"
 _OF_CHECKPOINTS = "transformers_modules."
 _INPUT_GRADIENTS = "PreTrainedModel.enable_input_require_grads.<locals>.make_inputs_require_grads"
 
@@ -127,14 +128,16 @@ def ties_head(model: Any) -> bool:
     return any(re.search(pattern, name) for pattern in model._tied_weights_keys or ())
 
 
-def is_of_gradients(hook: Any) -> bool:
-    """Return whether a hook is the one of activation checkpointing, which marks embeddings and changes no number.
+def changes_no_number(hook: Any) -> bool:
+    """Return whether a hook is one of transformers' own that leaves all results as they are.
 
-    transformers adds it with `enable_input_require_grads`. If a version names it differently, a model with it counts as
-    changed, and its evaluations are not resumed.
+    These mark embeddings for activation checkpointing (`enable_input_require_grads`), or capture states, attention or
+    router logits where a call requests them, after which they stay. If a version names them differently, a model with
+    them counts as changed, and its evaluations are not resumed.
     """
-    name = (getattr(hook, "__module__", ""), getattr(hook, "__qualname__", ""))
-    return name == ("transformers.modeling_utils", _INPUT_GRADIENTS)
+    module = getattr(hook, "__module__", "")
+    is_of_gradients = (module, getattr(hook, "__qualname__", "")) == ("transformers.modeling_utils", _INPUT_GRADIENTS)
+    return is_of_gradients or module == _CAPTURING
 
 
 @contextmanager

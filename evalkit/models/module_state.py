@@ -32,7 +32,7 @@ from evalkit.compatibility.torch import (
     uncompiled,
     unsaved_buffers,
 )
-from evalkit.compatibility.transformers import is_of_gradients, quiet, saving_weights_with
+from evalkit.compatibility.transformers import changes_no_number, quiet, saving_weights_with
 from evalkit.models.loading.fingerprint import stable
 
 _TRAINING = ("training", "gradient_checkpointing")
@@ -50,11 +50,11 @@ def is_stock(module: Any) -> bool:
     """Return whether a model computes what its class computes with its config and state.
 
     It has the modules that its class builds, with the same scalar attributes, no other `forward` (that of accelerate,
-    which only adds autocast, is removed before scoring) and no hooks (but for that of activation checkpointing, which
-    changes no number). What differs is not covered by a fingerprint.
+    which only adds autocast, is removed before scoring) and no hooks (but for those of transformers that
+    change no number). What differs is not covered by a fingerprint.
     """
     for part in module.modules():
-        if not all(map(is_of_gradients, hooks_of(part))) or (
+        if not all(map(changes_no_number, hooks_of(part))) or (
             "forward" in vars(part) and not is_wrapped_by_accelerate(part)
         ):
             return False

@@ -207,7 +207,7 @@ def build_model(
                 ignore_mismatched_sizes=True,  # otherwise the error names no tensor
                 output_loading_info=True,
             )
-        unsaved = {}
+        unsaved = dict[str, torch.Tensor]()
         undetermined: tuple[str, ...] = ()
         if is_own_code:
             unsaved = unsaved_tensors(model)

@@ -197,13 +197,13 @@ def check_report(given: str, built: BuiltModel, say: Say) -> None:
         raise CheckpointError(f"{given}: {len(missing)} weights are missing and would be random: {_few(missing)}")
     if built.codes:
         raise CheckpointError(
-            f"{given}: {_few(built.codes)} are stored as integers or in 8 bits, but config.json has no quantization_config; "
-            "add it, or provide dequantised weights"
+            f"{given}: {_few(built.codes)} are stored as integers or in 8 bits, but config.json has no "
+            "quantization_config; add it, or provide dequantised weights"
         )
     if built.undetermined:
         raise CheckpointError(
-            f"{given}: its files do not hold {_few(built.undetermined)}, for which its code has no value, or another one "
-            "each time; save them with its weights (persistent=True)"
+            f"{given}: its files do not hold {_few(built.undetermined)}, for which its code has no value, or another "
+            "one each time; save them with its weights (persistent=True)"
         )
     unexpected = sorted(report["unexpected_keys"])
     if parts := _parts(built.model, unexpected):
