@@ -15,6 +15,8 @@ from typing import Any
 
 from evalkit.compatibility.names import replaced
 
+_CAPTURING = "transformers.utils.output_capturing"
+_OF_CHECKPOINTS = "transformers_modules."
 _INPUT_GRADIENTS = "PreTrainedModel.enable_input_require_grads.<locals>.make_inputs_require_grads"
 
 
@@ -126,14 +128,16 @@ def ties_head(model: Any) -> bool:
     return any(re.search(pattern, name) for pattern in model._tied_weights_keys or ())
 
 
-def is_of_gradients(hook: Any) -> bool:
-    """Return whether a hook is the one of activation checkpointing, which marks embeddings and changes no number.
+def changes_no_number(hook: Any) -> bool:
+    """Return whether a hook is one of transformers' own that leaves all results as they are.
 
-    transformers adds it with `enable_input_require_grads`. If a version names it differently, a model with it counts as
-    changed, and its evaluations are not resumed.
+    These mark embeddings for activation checkpointing (`enable_input_require_grads`), or capture states, attention or
+    router logits where a call requests them, after which they stay. If a version names them differently, a model with
+    them counts as changed, and its evaluations are not resumed.
     """
-    name = (getattr(hook, "__module__", ""), getattr(hook, "__qualname__", ""))
-    return name == ("transformers.modeling_utils", _INPUT_GRADIENTS)
+    module = getattr(hook, "__module__", "")
+    is_of_gradients = (module, getattr(hook, "__qualname__", "")) == ("transformers.modeling_utils", _INPUT_GRADIENTS)
+    return is_of_gradients or module == _CAPTURING
 
 
 @contextmanager
@@ -145,6 +149,63 @@ def saving_weights_with(save: Callable[..., None]) -> Iterator[None]:
     from transformers import modeling_utils
 
     with replaced(modeling_utils, safe_save_file=lambda _: save):
+        yield
+
+
+@contextmanager
+def without_code_of_checkpoints() -> Iterator[None]:
+    """Forget, within the block, the classes that code of checkpoints defines, and afterwards those defined in it.
+
+    transformers keeps such a class for its config's class, and builds it for other checkpoints whose code has the same
+    config, whatever else their code is.
+    """
+    from transformers import AutoModelForCausalLM
+
+    def is_of_library(kind: Any) -> bool:
+        return not kind.__module__.startswith(_OF_CHECKPOINTS)
+
+    def others(known: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {config: kind for config, kind in known.items() if is_of_library(config) and is_of_library(kind)}
+
+    with replaced(AutoModelForCausalLM._model_mapping, _extra_content=others):
+        yield
+
+
+@contextmanager
+def built_by_its_code(kind: Any) -> Iterator[None]:
+    """Build models of a class on the CPU within the block, without parameters, which `from_pretrained` loads.
+
+    It builds them on the meta device and gives memory to what files do not hold: transformers' own classes initialise
+    it, others leave buffers uninitialised, and tensors in attributes on the meta device. Here what is not loaded stays
+    as the class builds it; missing parameters stay on the meta device.
+    """
+    from transformers import PreTrainedModel
+
+    from evalkit.compatibility.torch import built_without_parameters, unsaved_buffers
+
+    def contexts(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        # After `torch.device("meta")`, which is among transformers' own
+        return lambda *arguments: [*original(*arguments), built_without_parameters()]
+
+    def only_of_unsaved(original: Callable[..., None]) -> Callable[..., None]:
+        def initialise(model: Any, module: Any, *arguments: Any) -> None:
+            if unsaved_buffers(module):
+                original(model, module, *arguments)
+
+        return initialise
+
+    def nothing(_: Any) -> Callable[..., None]:
+        return lambda *_: None
+
+    with (
+        replaced(PreTrainedModel, _initialize_weights=only_of_unsaved),
+        replaced(
+            kind,
+            get_init_context=contexts,
+            _move_missing_keys_from_meta_to_device=nothing,
+            _initialize_missing_keys=nothing,
+        ),
+    ):
         yield
 
 

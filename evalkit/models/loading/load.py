@@ -161,8 +161,9 @@ def load(
         model_config, stretched = own_config(folder, remote), None
         if extension is not None and not _sets_window_only(config, extension):
             stretched = stretch(given, model_config, extension)
-        model, report, codes = build_model(copies, files, weights, model_config, torch_dtype, attention, remote)
-        check_report(given, model, report, codes, say)
+        built = build_model(copies, files, weights, model_config, torch_dtype, attention, remote)
+        check_report(given, built, say)
+        model = built.model
         check_numbers(given, config, model)
         model.eval().requires_grad_(False)
         rounding = None if quantise is None else Rounding(given, model, quantise)
