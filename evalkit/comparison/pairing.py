@@ -114,7 +114,8 @@ class Pairing:
         bounds, words = chosen.bounds and (-chosen.span, chosen.span), f"change of {chosen.words}"
         if chosen.is_share:
             words = f"{words.partition(';')[0]}; changes are fractions"
-        return replace(chosen, words=words, name=f"change of {chosen.name}", graded=True, bounds=bounds)
+        name, unit = f"change of {chosen.name}", f"change, {chosen.unit}"
+        return replace(chosen, words=words, name=name, graded=True, bounds=bounds, unit=unit)
 
     def scores(self, task: PairedTask, rule: str, layer: int | None = None) -> tuple[Floats, Floats]:
         """Return ([runs of A, n], [runs of B, n]) scores of a task's documents.
