@@ -12,6 +12,7 @@ from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from evalkit.reporting.decimals import fixed
+from evalkit.runs.score_table import FRACTION
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,6 +90,13 @@ class AnswerView:
     metric: str
     documents: Sequence[AnsweredDocument]
     problem: str = ""
+    unit: str | None = FRACTION
+    higher_is_better: bool | None = True
+
+    @property
+    def scale(self) -> dict[str, Any]:
+        """What the scores measure, in which unit, and whether higher is better, for JSON."""
+        return {"metric": self.metric, "unit": self.unit, "higher_is_better": self.higher_is_better}
 
 
 TaskView: TypeAlias = ChoiceView | AnswerView

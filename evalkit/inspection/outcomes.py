@@ -145,7 +145,7 @@ class DocumentOutcome:
             return {"gold": self.gold} | self.task.decided.of(self.number) | known
         view, answer = self.task.view, self.answer
         assert isinstance(view, AnswerView) and answer is not None
-        about = {"answer": answer.answer, "references": list(answer.references), "metric": view.metric}
+        about = {"answer": answer.answer, "references": list(answer.references)} | view.scale
         return about | {"score": answer.score} | known | dict(answer.facts)
 
     def record(self) -> dict[str, Any]:

@@ -206,6 +206,49 @@ def test_two_runs_are_compared(kind: str, runs: Made) -> None:
         assert task.difference == pytest.approx(values[1] - values[0], abs=2e-4)  # LongBench's are rounded
 
 
+SCALE = {"metric", "unit", "higher_is_better"}
+
+
+@every_kind
+def test_every_stored_value_says_what_it_is(kind: str, runs: Made) -> None:
+    """No name of one metric stands for another's value: of no kind's is "accuracy" a key."""
+    stored = runs(kind).stored
+    assert '"accuracy":' not in json.dumps(stored)
+    for average in stored["averages"]:
+        assert average.keys() >= SCALE | {"name", "value", "stderr"}
+    metrics = {metric.task: metric for metric in reversed(benchmark_of(runs(kind)).metrics(runs(kind)))}
+    for task in stored["tasks"] if kind not in ("copying", "norms") else ():  # whose results are their own
+        first = task
+        if "metrics" in task:
+            first = task["metrics"][0]
+        elif "measures" in task:
+            name, measured = next(iter(task["measures"].items()))
+            first = measured | {"metric": name}
+        elif "all" in task:
+            first = task | task["all"]
+        metric = metrics[task["task"]]
+        unit, direction, value = first["unit"], first["higher_is_better"], first["value"]
+        assert (unit, direction, value) == (metric.unit, metric.higher_is_better, metric.value)
+        assert first["metric"] == metric.name or kind == "prompt_variants"
+
+
+@every_kind
+def test_documents_have_the_number_that_is_scored_and_that_of_the_task(kind: str, runs: Made, files: Path) -> None:
+    documents = runs(kind).manifest["documents"]
+    assert {metric.task: metric.n for metric in benchmark_of(runs(kind)).metrics(runs(kind))} == {
+        task: about["count"] for task, about in documents.items()
+    }
+    totals = {task: about["total"] for task, about in documents.items()}
+    if kind in ("multiple_choice", "prompt_variants", "lm_eval", "longbench", "attention"):
+        changes = {"sample": 2} if kind == "attention" else {"limit": 2}
+        selected = plan(kind, files, Path("none"), **changes).manifest["documents"]
+        assert {task: (about["count"], about["total"]) for task, about in selected.items()} == {
+            task: (2, total) for task, total in totals.items()
+        }
+    if kind in ("prompt_variants", "attention"):  # a limit of 6, a sample of 7
+        assert set(totals.values()) == {12}
+
+
 @every_kind
 def test_it_is_exported(kind: str, runs: Made, tmp_path: Path) -> None:
     if kind == "lm_eval":

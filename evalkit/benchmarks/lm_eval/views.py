@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
 
 
+_NO_METRIC = {"metric": "", "filter": "none", "unit": None, "higher_is_better": None}
 NO_SAMPLES = "the run has no sample files, which store the texts; repeat its command with --log-samples"
 
 
@@ -86,10 +87,11 @@ def task_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]
             yield ChoiceView(task, table, tuple(available_rules(run.scores)), texts, "" if texts else NO_SAMPLES)
         else:
             # With the first metric that lm-eval computed
-            first = next(iter(entry["metrics"]), {"metric": "", "filter": "none"})
+            first = next(iter(entry["metrics"]), _NO_METRIC)
             samples = [sample for sample in _samples(run, task) if sample["filter"] == first["filter"]]
             documents = [_answered(task, sample, first["metric"]) for sample in samples]
-            yield AnswerView(task, first["metric"], documents, "" if documents else NO_SAMPLES)
+            problem = "" if documents else NO_SAMPLES
+            yield AnswerView(task, first["metric"], documents, problem, first["unit"], first["higher_is_better"])
 
 
 def _answered(task: str, sample: Mapping[str, Any], metric: str) -> AnsweredDocument:

@@ -108,7 +108,8 @@ def choice_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskVie
                 documents = [
                     _measured(row, texts.get((row["subtask"], row["doc_id"]))) for row in table.to_dict("records")
                 ]
-                yield AnswerView(str(task), "log-likelihood of the gold answer in bits per byte", documents, problem)
+                metric = "log-likelihood of the gold answer in bits per byte"
+                yield AnswerView(str(task), metric, documents, problem, "bits per byte", False)
             else:
                 yield ChoiceView(str(task), table.reset_index(drop=True), rules, texts, problem)
 
