@@ -41,11 +41,12 @@ from evalkit.display import Say
 from evalkit.escape import printable
 from evalkit.inputs.reading import parse_json
 from evalkit.models.context.extension import Extension
+from evalkit.models.loading.tokenizer import fed_text
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.traits import documents_read, is_imported, mixture, origin_notes
+from evalkit.runs.traits import computation_notes, documents_read, is_imported, origin_notes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,20 +120,27 @@ def _samples(run: Run, task: str) -> Iterator[dict[str, Any]]:
 
 
 def shown_requests(plan: TaskPlan, count: int, say: Say) -> Iterator[str]:
-    """Yield the first requests of each task as lm-eval builds them; see `Benchmark.prompts`."""
+    """Yield the tokens of the first requests of each task, as text; see `Benchmark.prompts`."""
+    from evalkit.benchmarks.lm_eval.harness import Harness
     from evalkit.benchmarks.lm_eval.plan import build_requests
+    from evalkit.benchmarks.lm_eval.requests import group_by_task
+    from evalkit.benchmarks.session import ModelHolder
 
+    harness = Harness(ModelHolder().model_of(plan, say), say=say)
     for task in plan.tasks.tasks.values():
         lines = []
-        for request in build_requests(task, count):
-            name = f"{request.task_name} document {request.doc_id}, {request.request_type}"
-            context, rest = ("", request.args[0]) if len(request.args) == 1 else request.args
-            shown = rest if isinstance(rest, str) else f"  generated: {rest}"
-            parts = [
-                click.style(printable(context, "\n\t"), fg="cyan"),
-                click.style(printable(shown, "\n\t"), fg="green"),
-            ]
-            lines += [click.style(printable(name), bold=True), "".join(parts), ""]
+        for requests in group_by_task(build_requests(task, count)).values():
+            for request, context, rest, cut in harness.parts(requests):
+                fed = f"{len(context)} tokens of context" + f", {cut} more cut" * (cut > 0)
+                if isinstance(rest, list):
+                    fed += f", {len(rest)} scored"
+                    rest = fed_text(harness.tokenizer, rest)
+                else:
+                    rest = f"  generated: {rest}"
+                texts = (fed_text(harness.tokenizer, context), "cyan"), (rest, "green")
+                shown = [click.style(printable(text, "\n\t"), fg=colour) for text, colour in texts]
+                name = printable(f"{request.label}, {request.kind}")
+                lines += [click.style(name, bold=True), fed, "".join(shown), ""]
         yield "\n".join(lines)
 
 
@@ -149,7 +157,7 @@ def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     notes = ["metrics as lm-eval " + str(manifest["versions"]["lm-eval"]) + " computes them"]
     if extension := manifest["specification"].get("context_extension"):
         notes.append(Extension(**extension).describe())
-    notes += [*origin_notes(manifest), *mixture(manifest)]
+    notes += [*origin_notes(manifest), *computation_notes(manifest)]
     if any(metric["higher_is_better"] is False for metric in metrics):
         notes.append(LOWER_NOTE)
     sources = sorted({source["source"] for source in documents.values()})
