@@ -7,7 +7,7 @@ criteria as lm-eval's own class; prefixes are shared. It also computes the batch
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,6 @@ from evalkit.benchmarks.lm_eval.batches import (
     TextFacts,
     answer_text,
     contents_of,
-    continuations_of,
     first_sequences,
     prompts_of,
 )
@@ -46,7 +45,7 @@ from evalkit.compatibility.transformers import quiet
 from evalkit.display import Say, news
 from evalkit.errors import CheckpointError, ScoringError, UsageError
 from evalkit.escape import brief
-from evalkit.generation.prompts import Capacity, Decoding
+from evalkit.generation.prompts import Decoding
 from evalkit.inputs.settings import check_names, settings_of, with_settings
 from evalkit.inputs.values import switch, whole
 from evalkit.models.context.extension import refuse_generation
@@ -217,21 +216,6 @@ class Harness(AnswersFromRows, HFLM):  # type: ignore[misc]
             likelihood = float(scores.logprobs[continuation].astype(np.float64).sum())
             rows.append(row._replace(likelihood=likelihood, greedy=bool(scores.greedy[continuation].all())))
         return rows
-
-    def parts(self, requests: Sequence[ModelRequest]) -> Iterator[tuple[ModelRequest, list[int], Any, int]]:
-        """Yield (request, context, continuation, tokens cut) of requests of one kind, as token ids.
-
-        A generated text has its generation_kwargs in place of a continuation, a long text one item for each window.
-        """
-        if requests[0].kind == GENERATED:
-            most_new = self.loaded.model.generation_config.max_new_tokens
-            facts = TextFacts((), most_new, Capacity(self.max_length, 1, 1, 0))
-            for request, prompt in zip(requests, prompts_of(requests, self.encoding, facts), strict=True):
-                yield request, prompt.tokens.tolist(), request.arguments[1], 0
-        else:
-            for part in continuations_of(requests, self.encoding, self._say):
-                context, tokens = part.row.context_tokens, part.tokens.tolist()
-                yield part.request, tokens[:context], tokens[context:], part.row.cut
 
     def rows(self, instances: list[Any]) -> list[list[RequestRow]]:
         """Compute lm-eval's requests of one kind; see `AnswersFromRows`."""

@@ -67,7 +67,14 @@ def text_of(tokenizer: Any, sequence: TokenSequence, *codes: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "absent"), [({"bos": None}, ("BOS",)), ({"eos": None}, ("EOS",)), ({"adds_bos": True}, ())]
+    ("options", "absent"),
+    [
+        ({"bos": None}, ("BOS",)),
+        ({"eos": None}, ("EOS",)),
+        ({"adds_bos": True}, ()),
+        ({"adds_eos": True}, ()),
+        ({"adds_bos": True, "adds_eos": True}, ()),
+    ],
 )
 def test_a_choice_is_tokenised_as_its_text_alone(tmp_path: Path, options: Any, absent: tuple[str, ...]) -> None:
     """Under the paper's template (Appendix A.3), and under lm-eval's own prompt; absent tokens are reported once."""
@@ -86,7 +93,8 @@ def test_a_choice_is_tokenised_as_its_text_alone(tmp_path: Path, options: Any, a
         for context, continuation, sequence in zip(
             asked.contexts, asked.continuations, under_plain.sequences, strict=True
         ):
-            assert sequence.tokens.tolist() == own(f"{context} {continuation}")["input_ids"]
+            whole = own(f"{context} {continuation}")["input_ids"]
+            assert sequence.tokens.tolist() == whole[: len(whole) - ("adds_eos" in options)]
     assert [line.split()[4] for line in said] == list(absent)
 
 
