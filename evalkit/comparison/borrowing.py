@@ -16,7 +16,7 @@ import numpy as np
 from evalkit.benchmarks.outcomes import Comparable
 from evalkit.comparison.pairing import PairedTask, identity_of
 from evalkit.errors import UsageError
-from evalkit.runs.score_table import sources_of
+from evalkit.runs.score_table import sources_of, weighted
 from evalkit.stats.estimates import Codes, Estimate, Floats, mean
 
 
@@ -79,6 +79,6 @@ def borrowed(task: PairedTask, first: Comparable, earlier: Sequence[Comparable],
         scores = run.by_rule(rule)[np.asarray(table.index)]
         if scores.ndim > 1:
             raise UsageError(f"--given is for scores of documents, and {rule} has one for each layer")
-        sampled.append(scores[places])
-        every.append(scores[order])
+        sampled.append(weighted(scores[places], sample))
+        every.append(weighted(scores[order], tables[0]))
     return Borrowed(np.array(sampled), np.array(every), *sources_of(tables[0]))

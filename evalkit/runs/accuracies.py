@@ -16,7 +16,7 @@ import pandas as pd
 from evalkit.errors import RunError, UsageError
 from evalkit.escape import brief, counted, part_name, with_error
 from evalkit.runs.rules import Floats, Rule, all_rules, decide, find_rule, row_scores, single_answers, why_unusable
-from evalkit.runs.score_table import MARGIN, OF_ONE, OUTCOMES, ContinuousOutcome, sources_of, why_unsized
+from evalkit.runs.score_table import MARGIN, OF_ONE, OUTCOMES, ContinuousOutcome, sources_of, weighted, why_unsized
 from evalkit.stats.estimates import error_of_average, mean
 
 
@@ -151,14 +151,14 @@ def better_forms(results: Results, forms: Mapping[str, Sequence[str]]) -> list[t
 
 
 def _result(name: str, decisions: pd.DataFrame) -> TaskResult:
-    n = len(decisions)
-    accuracy = float(decisions["correct"].mean())
+    correct = weighted(decisions["correct"].to_numpy(float), decisions)
+    guessed = weighted(1 / decisions["choices"].to_numpy(float), decisions)
     return TaskResult(
         task=name,
-        n=n,
-        accuracy=accuracy,
-        stderr=error_over_documents(decisions["correct"].to_numpy(float), decisions),
-        chance=float((1 / decisions["choices"]).mean()),
+        n=len(decisions),
+        accuracy=float(correct.mean()),
+        stderr=error_over_documents(correct, decisions),
+        chance=float(guessed.mean()),
         ties=int(decisions["tie"].sum()),
         truncated=None if decisions["truncated"].isna().any() else int((decisions["truncated"] > 0).sum()),
     )

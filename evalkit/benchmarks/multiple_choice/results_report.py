@@ -16,7 +16,7 @@ import pandas as pd
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_averages, outcome_metrics
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
-from evalkit.data.requests import request_tasks
+from evalkit.data.requests import is_macro, request_tasks
 from evalkit.errors import UsageError
 from evalkit.escape import counted
 from evalkit.models.context.extension import Extension
@@ -239,6 +239,8 @@ def marked_label(task: str, manifest: Mapping[str, Any]) -> str:
 
 def _notes(results: Results, manifest: Mapping[str, Any]) -> Iterator[str]:
     yield f"rule {results.rule}: {find_rule(results.rule).description}"
+    if macro := [marked_label(task.task, manifest) for task in results.tasks if is_macro(task.task)]:
+        yield f"{', '.join(macro)}: mean over subjects, each of which counts the same, as OLMES defines it"
     yield from _measurement_notes(manifest)
     if any(task.ties for task in results.tasks):
         yield "ties: documents with several best choices; the first of them is the prediction, as in lm-eval"
