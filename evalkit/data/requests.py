@@ -34,6 +34,8 @@ from evalkit.paths import resource
 
 UNCONDITIONAL = 1_000_000
 """Added to a document's number in the lines without its question."""
+MOST_TOKENS = 2048
+"""Of an input of evalkit's own tasks, as OLMES defines them and OLMo-core's evaluation computes them."""
 
 
 class RequestTask(FileSettings):

@@ -188,19 +188,26 @@ class Prompter:
         return TokenSequence(np.array([*before, *ids, *end], np.int32), segments, 0, straddles, characters)
 
     def _fit(self, question: Question, sequence: TokenSequence) -> TokenSequence:
-        """Truncate the context on the left to the window. The last token is only predicted, so it needs no position."""
-        excess = len(sequence.tokens) - (self._window + 1)
+        """Truncate the context on the left to the window. The last token is only predicted, so it needs no position.
+
+        Requests with a limit of their own (`LeafTask.most_tokens`) lose what comes first, in their own template.
+        """
+        limit = question.leaf.most_tokens
+        window = self._window if limit is None else min(self._window, limit)
+        excess = len(sequence.tokens) - (window + 1)
         if excess <= 0:
             return sequence
-        context = np.flatnonzero(sequence.segments == CONTEXT)
-        # If the sequence starts with the context, its last token must stay to predict the continuation from
-        spare = len(context) - int(sequence.segments[0] == CONTEXT)
+        before = np.flatnonzero(sequence.segments == CONTEXT)
+        if limit is not None and self._template.separate:
+            before = np.arange(np.flatnonzero(sequence.segments == CONTINUATION)[0])
+        # If they start the sequence, the last of them must stay to predict the continuation from
+        spare = len(before) - int(0 in before)
         if excess > spare:
             raise ScoringError(
                 f"{question.label}: {len(sequence.tokens) - spare} tokens remain without its context, more than the "
-                f"context window of {self._window}; use a shorter instruction or another model"
+                f"context window of {window}; use a shorter instruction or another model"
             )
-        cut = context[:excess]
+        cut = before[:excess]
         characters = None if sequence.characters is None else np.delete(sequence.characters, cut, axis=0)
         tokens, segments = np.delete(sequence.tokens, cut), np.delete(sequence.segments, cut)
         return TokenSequence(tokens, segments, excess, sequence.straddles, characters)

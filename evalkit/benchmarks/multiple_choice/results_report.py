@@ -16,7 +16,7 @@ import pandas as pd
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_averages, outcome_metrics
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
-from evalkit.data.requests import is_macro, request_tasks
+from evalkit.data.requests import MOST_TOKENS, is_macro, request_tasks
 from evalkit.errors import UsageError
 from evalkit.escape import counted
 from evalkit.models.context.extension import Extension
@@ -244,8 +244,9 @@ def _notes(results: Results, manifest: Mapping[str, Any]) -> Iterator[str]:
     yield from _measurement_notes(manifest)
     if any(task.ties for task in results.tasks):
         yield "ties: documents with several best choices; the first of them is the prediction, as in lm-eval"
-    if any(task.truncated for task in results.tasks):
-        yield "cut: documents whose context was truncated on the left to fit the context window"
+    if cut := [task.task for task in results.tasks if task.truncated]:
+        limit = f", or the {MOST_TOKENS:,} tokens of OLMES" if any(task in request_tasks() for task in cut) else ""
+        yield f"cut: documents whose context was truncated on the left to fit the context window{limit}"
     yield from _document_notes(manifest)
 
 

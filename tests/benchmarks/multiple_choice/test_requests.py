@@ -96,7 +96,7 @@ def test_questions_are_byte_equal_to_the_wheels_file(wheel: Library, task: str) 
         assert question.contexts == document.contexts and question.continuations == document.continuations
         assert question.alone == document.alone
         assert question.gold == (0 if is_single else document.label) and is_single == about.single
-        assert (question.delimiter, set(question.gaps)) == ("", {""})
+        assert (question.delimiter, set(question.gaps), question.leaf.most_tokens) == ("", {""}, 2048)
     # An unconditional context for all documents, or for none; OLMES's pmi needs them
     assert {bool(document.alone) for document in literal} in ({True}, {False})
     assert literal[0].alone or about.rule != "pmi"
@@ -167,7 +167,7 @@ def test_mmlu_is_built_in_the_form_of_olmo_cores_evaluation(wheel: Library, task
             assert question.contexts == (text + asked(record),) * 4
             assert question.continuations == ((" A", " B", " C", " D") if letters else
                                               tuple(f" {choice}" for choice in record["choices"]))  # fmt: skip
-            assert question.gold == record["answer"]
+            assert (question.gold, question.leaf.most_tokens) == (record["answer"], 2048)
             assert question.alone == (() if letters else ("Answer:",) * 4)
     assert next(rest, None) is None
 
