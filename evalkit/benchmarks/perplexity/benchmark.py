@@ -205,8 +205,6 @@ class _WindowScoring:
         prefix = before or [token for token in (loaded.bos_id, loaded.eos_id) if token is not None][:1]
         if not prefix:
             raise CheckpointError(f"{loaded.name}: its tokenizer has no BOS or EOS token; give another --tokenizer")
-        if len(prefix) > window:
-            raise UsageError(f"--context {window}: the tokenizer adds {len(prefix)} tokens before a text; give more")
         tokens = budget.scored or auto_budget(loaded.model)
         self._engine = engine = Engine(loaded.model, tokens, say, remembers=loaded.stock, files=loaded.files)
         facts = PerplexityFacts(window, engine.budget, tuple(prefix))
@@ -218,7 +216,7 @@ class _WindowScoring:
         self.about: dict[str, Any] = {
             "token_budget": engine.budget,
             "sharing": engine.describe(),
-            "loaded": loaded.facts() | {"prefix": prefix},
+            "loaded": loaded.facts(),
         }
         kernel = engine.kernel if engine.shares else "alone"
         self._places = {True: place_of(loaded.device, "alone"), False: place_of(loaded.device, kernel)}
