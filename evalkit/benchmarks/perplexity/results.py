@@ -250,6 +250,8 @@ def _notes(run: Run, model_only: bool = False) -> Iterator[str]:
     yield "position: tokens before the scored one in its window, with the prefix"
     if trained := _exceeded_window(run):
         yield f"*: past the {trained:,} tokens of the window of training"
+    if (manifest.get("loaded") or {}).get("adds_tokens"):  # of a run before scoring version 4
+        yield "the tokenizer adds tokens, such as BOS, to each document; as in lm-eval they are scored too"
     yield LOWER_NOTE
     yield from computation_notes(manifest)
 
