@@ -19,7 +19,7 @@ from evalkit.benchmarks.registry import benchmark_of
 from evalkit.comparison.sides import Side, check_pairs
 from evalkit.errors import UsageError
 from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.score_table import MARGIN, sources_of, with_default_rule
+from evalkit.runs.score_table import MARGIN, sources_of, weighted, with_default_rule
 from evalkit.runs.traits import is_imported, unofficial
 from evalkit.stats.estimates import Codes, Floats
 from evalkit.stats.sequential import ONCE, Looks
@@ -109,8 +109,8 @@ class Pairing:
     def scores(self, task: PairedTask, rule: str, layer: int | None = None) -> tuple[Floats, Floats]:
         """Return ([runs of A, n], [runs of B, n]) scores of a task's documents.
 
-        Of sides with several checkpoints of each training, a run is their mean. `layer` is the index of one of the
-        measure's layers; None: each document's mean over them.
+        Their mean is the task's score (`weighted`). Of sides with several checkpoints of each training, a run is their
+        mean. `layer` is the index of one of the measure's layers; None: each document's mean over them.
         """
         a, b = (scores.mean(axis=1) for scores in self._by_checkpoint(task, rule, layer))
         return a, b
@@ -125,6 +125,8 @@ class Pairing:
         """Return of A and of B [trainings, checkpoints, n] scores."""
         scores = [graded.by_rule(rule)[rows] for graded, rows in zip(self.graded, task.rows, strict=True)]
         scores = [of if of.ndim == 1 else of.mean(axis=1) if layer is None else of[:, layer] for of in scores]
+        documents = self.graded[0].documents.iloc[task.rows[0]]
+        scores = [weighted(of, documents) for of in scores]
         count, n = len(self.a.runs), task.n
         sides = zip((self.a, self.b), (scores[:count], scores[count:]), strict=True)
         return [np.stack(of_side).reshape(side.trainings, side.each, n) for side, of_side in sides]

@@ -292,7 +292,7 @@ def _agreement_report(pairing: Pairing, compared: Comparison) -> Report:
         counts = ["A higher", "equal", "B higher"]
     for task in pairing.tasks:
         [a], [b] = pairing.scores(task, compared.rule)
-        alike = [~((a > b) | (b > a))] if graded else [(a == 1) & (b == 1), (a == 0) & (b == 0)]
+        alike = [~((a > b) | (b > a))] if graded else [(a > 0) & (b > 0), (a == 0) & (b == 0)]
         flags = [a > b, *alike, b > a] if graded else [alike[0], a > b, b > a, alike[1]]
         rows.append([pairing.label(task.task).full, f"{task.n:,}", *(f"{int(flag.sum()):,}" for flag in flags)])
     table = simple_table("agreement", ["task", "n", *counts], rows, title=title)

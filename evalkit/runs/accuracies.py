@@ -24,6 +24,7 @@ from evalkit.runs.score_table import (
     OUTCOMES,
     ContinuousOutcome,
     sources_of,
+    weighted,
     why_unsized,
 )
 from evalkit.stats.estimates import error_of_average, known_error, mean
@@ -166,12 +167,14 @@ def better_forms(results: Results, forms: Mapping[str, Sequence[str]]) -> list[t
 
 
 def _result(name: str, decisions: pd.DataFrame) -> TaskResult:
+    correct = weighted(decisions["correct"].to_numpy(float), decisions)
+    guessed = weighted(1 / decisions["choices"].to_numpy(float), decisions)
     return TaskResult(
         task=name,
         n=len(decisions),
-        value=float(decisions["correct"].mean()),
-        stderr=error_over_documents(decisions["correct"].to_numpy(float), decisions),
-        chance=float((1 / decisions["choices"]).mean()),
+        value=float(correct.mean()),
+        stderr=error_over_documents(correct, decisions),
+        chance=float(guessed.mean()),
         ties=int(decisions["tie"].sum()),
         truncated=None if decisions["truncated"].isna().any() else int((decisions["truncated"] > 0).sum()),
     )

@@ -10,12 +10,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
+from evalkit.data.requests import is_macro
 from evalkit.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalkit.stats.estimates import Codes
+    from evalkit.stats.estimates import Codes, Floats
 
 Segment = Literal["special", "instruction", "context", "continuation", "end"]
 SEGMENTS: tuple[str, ...] = get_args(Segment)
@@ -83,6 +84,20 @@ def sources_of(documents: pd.DataFrame) -> tuple[Codes | None, Codes | None]:
     sources = None if alone else documents.groupby(["subtask", CLUSTER], sort=False).ngroup()
     clusters = None if sources is None else np.asarray(sources, np.int64)
     return clusters, np.asarray(subjects, np.int64) if len(names) > 1 else None
+
+
+def weighted(values: Floats, documents: pd.DataFrame) -> Floats:
+    """Return [..., n] values of a task's documents whose mean over them is that of the task.
+
+    They are the values themselves, except where each subject counts the same (`is_macro`): with n documents in s
+    subjects, those of a subject with m documents are multiplied by n / (s m). The stratified error of the mean is then
+    that of the mean over subjects, too.
+    """
+    if not is_macro(str(documents["task"].iloc[0])):
+        return values
+    subjects = documents["subtask"]
+    sizes = subjects.map(subjects.value_counts()).to_numpy(float)
+    return values * (len(subjects) / (subjects.nunique() * sizes))
 
 
 def score_table(rows: Sequence[ScoreRow], clusters: Mapping[tuple[str, int], int]) -> pd.DataFrame:

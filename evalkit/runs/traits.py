@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from evalkit.escape import counted
+from evalkit.escape import counted, printable
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import outcome_of
 
@@ -92,13 +92,15 @@ def kinds(manifest: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(" ".join(device.kind) for device in places(manifest)))
 
 
-def mixture(manifest: Mapping[str, Any]) -> list[str]:
-    """Return notes about a run that was computed on several kinds of devices; none for a single kind."""
-    several = kinds(manifest)
-    if len(several) < 2:
-        return []
-    parts = " and in part on ".join(several)
-    return [f"computed in part on {parts}, which round differently; manifest.json lists the batches"]
+def computation_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return notes about tokens that were left out of every text, and about several kinds of devices."""
+    notes = []
+    if ending := (manifest.get("loaded") or {}).get("left_out"):
+        notes.append(f"{printable(ending)}, which the tokenizer adds after each text, is only where a template has it")
+    if len(several := kinds(manifest)) > 1:
+        parts = " and in part on ".join(several)
+        notes.append(f"computed in part on {parts}, which round differently; manifest.json lists the batches")
+    return notes
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def test_a_file_is_one_task_named_after_it(evalkit: Command, checkpoint: Path, f
     dry = evalkit("run", "--model", checkpoint, "--requests", folder / "choices.jsonl.gz", "--dry-run")
     assert dry.code == 0 and str(len(TRAINING_TEXT)) in dry.out
     prompts = evalkit("run", "--model", checkpoint, "--requests", folder / "gold.jsonl", "--show-prompts", 1)
-    assert prompts.code == 0 and TRAINING_TEXT[0][20:] in prompts.out
+    assert prompts.code == 0 and f"<s>{TRAINING_TEXT[0][:20]}" in prompts.out and TRAINING_TEXT[0][20:] in prompts.out
 
 
 def test_an_invalid_file_is_one_line(evalkit: Command, checkpoint: Path, folder: Path, tmp_path: Path) -> None:

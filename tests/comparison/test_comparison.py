@@ -127,6 +127,54 @@ def test_subjects(tmp_path: Path) -> None:
     assert [subject.p_holm for subject in subjects] == pytest.approx(multipletests(ps, method="holm")[1])
 
 
+MACRO, MACRO_SIZES = "mmlu_test_rc_5shot", {"law": 3, "biology": 5, "logic": 22}
+"""OLMES's MMLU: a mean over subjects of any size, each of which counts the same."""
+
+
+def macro_run(root: Path, model: str, seed: int, share: float) -> Path:
+    subtasks = [f"{MACRO}_{name}" for name, size in MACRO_SIZES.items() for _ in range(size)]
+    tables = {
+        MACRO: scores_of(MACRO, answers(seed, share, len(subtasks)), subtasks=subtasks),
+        "piqa": scores_of("piqa", answers(seed + 1, share, 40)),
+    }
+    return make_run(root, tables, model=model)
+
+
+def test_subjects_that_count_the_same(tmp_path: Path) -> None:
+    """In results, outcomes, comparisons and averages, with the error of the mean over fixed subjects."""
+    folders = [macro_run(tmp_path, name, seed, share) for name, seed, share in (("a", 1, 0.4), ("b", 5, 0.7))]
+    a, b = map(load_run, folders)
+    subject = np.repeat(list(MACRO_SIZES), list(MACRO_SIZES.values()))
+
+    def expected(values: Any) -> tuple[float, float]:
+        by_subject = pd.Series(np.asarray(values, float)).groupby(subject)
+        return by_subject.mean().mean(), np.sqrt((by_subject.var() / by_subject.size()).sum()) / 3
+
+    right = [np.array(answers(seed, share, 30), float) for seed, share in ((1, 0.4), (5, 0.7))]
+    of_run, plain = a.results("acc").tasks
+    assert (of_run.value, of_run.stderr) == pytest.approx(expected(right[0]))
+    assert of_run.value != pytest.approx(right[0].mean(), abs=1e-3)
+    assert [part.n for part in a.results("acc").subtasks[MACRO]] == list(MACRO_SIZES.values())
+    assert a.results("acc").average.value == pytest.approx((expected(right[0])[0] + plain.value) / 2)
+    gold = a.scores[(a.scores["task"] == MACRO) & (a.scores["choice"] == 0)]
+    bits = -gold["ll_continuation"] / np.log(2) / gold["bytes"]
+    [metric, _] = outcome_metrics(ComparableChoices(a), "bits_per_byte")
+    assert (metric.value, metric.stderr) == pytest.approx(expected(bits))
+    # All documents have been seen by the earlier run, so that nothing but the error changes
+    for earlier in ([], [a]):
+        comparison = compared(a, b, given=earlier)
+        task, other = comparison.tasks
+        assert (task.score_a, task.score_b) == pytest.approx([expected(side)[0] for side in right])
+        assert task.difference == pytest.approx(expected(right[1] - right[0])[0])
+        assert comparison.average.difference == pytest.approx((task.difference + other.difference) / 2)
+        assert (task.won, task.lost) == (int((right[1] > right[0]).sum()), int((right[1] < right[0]).sum()))
+        if not earlier:
+            assert task.stderr == pytest.approx(expected(right[1] - right[0])[1])
+    pairing = pair(Side("a", (a,)), Side("b", (b,)), {})
+    each = subject_differences(pairing, pairing.tasks[0], "acc")
+    assert np.mean([of.difference for of in each]) == pytest.approx(expected(right[1] - right[0])[0])
+
+
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 2)), min_size=3, max_size=25))
 def test_a_and_b_are_mirrors(tmp_path: Path, documents: list[tuple[bool, bool, int]]) -> None:

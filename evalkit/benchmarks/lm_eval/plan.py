@@ -35,7 +35,7 @@ from evalkit.data import Library
 from evalkit.data.sampling import number_of
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, UsageError, reading_as
-from evalkit.generation.prompts import Capacity
+from evalkit.generation.prompts import Capacity, Prompt
 from evalkit.inputs.reading import MOST_BYTES, read_bytes
 from evalkit.models.context.extension import Extension, refuse_generation
 from evalkit.models.loading.files import generation_settings
@@ -250,11 +250,21 @@ def source_of(task: Any, pinned: bool, library: Library) -> dict[str, Any]:
     return {"source": f"{origin} {', '.join(map(str, listed))}".strip(), "official": True, "total": total}
 
 
-def estimated(plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
-    """Return the estimates for each task; arguments as in `Benchmark.token_counts`."""
+def encoding_of(plan: TaskPlan, tokenizer: Any, say: Say) -> Encoding:
+    """Return the tokenisation of a plan's requests, without a model."""
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
     prefix = next(token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if token is not None)
-    encoding = Encoding(tokenizer, prefix, window)
+    return Encoding(tokenizer, prefix, window)
+
+
+def prompts_alone(requests: Sequence[ModelRequest], encoding: Encoding) -> list[Prompt]:
+    """Return the prompts of generated texts, for a model without settings of its own."""
+    return prompts_of(requests, encoding, TextFacts((), None, Capacity(encoding.window, 1, 1, 0)))
+
+
+def estimated(plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
+    """Return the estimates for each task; arguments as in `Benchmark.token_counts`."""
+    encoding = encoding_of(plan, tokenizer, say)
     estimates = []
     plan.randomness.restore()
     for name, task in plan.tasks.tasks.items():
@@ -263,7 +273,7 @@ def estimated(plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[Tas
         scale = documents / len(numbers)
         for requests in group_by_task(build_requests(task, documents, set(numbers))).values():
             if requests[0].kind == GENERATED:
-                prompts = prompts_of(requests, encoding, TextFacts((), None, Capacity(window, 1, 1, 0)))
+                prompts = prompts_alone(requests, encoding)
                 alone = scale * sum(len(prompt.tokens) for prompt in prompts)
                 new = scale * sum(prompt.max_new_tokens for prompt in prompts)
                 counts, members = (alone, alone, new), len(requests)

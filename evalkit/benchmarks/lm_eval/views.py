@@ -8,7 +8,7 @@ each task's own metric.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from evalkit.benchmarks.document_views import (
     choice_text,
 )
 from evalkit.benchmarks.lm_eval.log_format import texts_of_requests
+from evalkit.benchmarks.lm_eval.requests import GENERATED, group_by_task
 from evalkit.benchmarks.lm_eval.results import DOCUMENTS, DocumentScore, logged_metrics
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices
 from evalkit.benchmarks.outcomes import (
@@ -42,19 +43,23 @@ from evalkit.display import Say
 from evalkit.escape import printable
 from evalkit.inputs.reading import parse_json
 from evalkit.models.context.extension import Extension
+from evalkit.models.loading.spec import tokenizer_alone
+from evalkit.models.loading.tokenizer import fed_text
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.traits import documents_read, is_imported, mixture, origin_notes
+from evalkit.runs.traits import computation_notes, documents_read, is_imported, origin_notes
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from evalkit.benchmarks.lm_eval.batches import Encoding
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
+    from evalkit.benchmarks.lm_eval.requests import ModelRequest
 
 
-_NO_METRIC = {"metric": "", "filter": "none", "unit": None, "higher_is_better": None}
+_NO_METRIC: Mapping[str, Any] = {"metric": "", "filter": "none", "unit": None, "higher_is_better": None}
 NO_SAMPLES = "the run has no sample files, which store the texts; repeat its command with --log-samples"
 
 
@@ -122,21 +127,40 @@ def _samples(run: Run, task: str) -> Iterator[dict[str, Any]]:
 
 
 def shown_requests(plan: TaskPlan, count: int, say: Say) -> Iterator[str]:
-    """Yield the first requests of each task as lm-eval builds them; see `Benchmark.prompts`."""
-    from evalkit.benchmarks.lm_eval.plan import build_requests
+    """Yield the tokens of the first requests of each task, as text; see `Benchmark.prompts`."""
+    from evalkit.benchmarks.lm_eval.plan import build_requests, encoding_of
 
+    encoding = encoding_of(plan, tokenizer_alone(plan.checkpoint, say), say)
     for task in plan.tasks.tasks.values():
-        lines = []
-        for request in build_requests(task, count):
-            name = f"{request.task_name} document {request.doc_id}, {request.request_type}"
-            context, rest = ("", request.args[0]) if len(request.args) == 1 else request.args
-            shown = rest if isinstance(rest, str) else f"  generated: {rest}"
-            parts = [
-                click.style(printable(context, "\n\t"), fg="cyan"),
-                click.style(printable(shown, "\n\t"), fg="green"),
-            ]
-            lines += [click.style(printable(name), bold=True), "".join(parts), ""]
+        lines: list[str] = []
+        for requests in group_by_task(build_requests(task, count)).values():
+            for name, counts, context, rest in _fed(requests, encoding, say):
+                text = click.style(printable(context, "\n\t"), fg="cyan")
+                text += click.style(printable(rest, "\n\t"), fg="green")
+                lines += [click.style(printable(name), bold=True), counts, text, ""]
         yield "\n".join(lines)
+
+
+def _fed(requests: Sequence[ModelRequest], encoding: Encoding, say: Say) -> Iterator[tuple[str, str, str, str]]:
+    """Yield of requests of one kind: name, numbers of tokens, context, and what is scored or how text is generated."""
+    from evalkit.benchmarks.lm_eval.batches import continuations_of
+    from evalkit.benchmarks.lm_eval.plan import prompts_alone
+
+    kind = requests[0].kind
+    if kind == GENERATED:
+        for request, prompt in zip(requests, prompts_alone(requests, encoding), strict=True):
+            tokens = prompt.tokens.tolist()
+            rest = f"  generated: {request.arguments[1]}"
+            yield f"{request.label}, {kind}", f"{len(tokens)} tokens", fed_text(encoding.tokenizer, tokens), rest
+        return
+    for part in continuations_of(requests, encoding, say):
+        row, tokens = part.row, part.tokens.tolist()
+        window = f", window {row.part}" if row.parts > 1 else ""
+        cut = f", {row.cut} context tokens cut" if row.cut else ""
+        counts = f"{len(tokens)} tokens: context {row.context_tokens}, continuation {row.continuation_tokens}{cut}"
+        context = fed_text(encoding.tokenizer, tokens[: row.context_tokens])
+        rest = fed_text(encoding.tokenizer, tokens[row.context_tokens :])
+        yield f"{part.request.label}, {kind}{window}", counts, context, rest
 
 
 def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
@@ -152,7 +176,7 @@ def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     notes = ["metrics as lm-eval " + str(manifest["versions"]["lm-eval"]) + " computes them"]
     if extension := manifest["specification"].get("context_extension"):
         notes.append(Extension(**extension).describe())
-    notes += [*origin_notes(manifest), *mixture(manifest)]
+    notes += [*origin_notes(manifest), *computation_notes(manifest)]
     if any(metric["higher_is_better"] is False for metric in metrics):
         notes.append(LOWER_NOTE)
     sources = sorted({source["source"] for source in documents.values()})

@@ -22,12 +22,15 @@ _BLOCK, _OF_SUBJECT = 4, 3
 
 @dataclass(frozen=True)
 class LeafTask:
-    """Properties of an lm-eval leaf task, for exports."""
+    """Properties of a leaf task."""
 
     alias: str
     """Name in lm-eval's printed tables, e.g. "anatomy"."""
     version: Any
     documents: int
+    most_tokens: int | None = None
+    """Of an input, with the continuation but its last token. A longer one loses its first tokens, BOS too, as in OLMES.
+    None: no limit but the window, to which a context is truncated."""
 
 
 @dataclass(frozen=True)

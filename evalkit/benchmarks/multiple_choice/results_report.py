@@ -21,7 +21,7 @@ from evalkit.benchmarks.multiple_choice.outcomes import (
 )
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
-from evalkit.data.requests import request_tasks
+from evalkit.data.requests import MOST_TOKENS, is_macro, request_tasks
 from evalkit.errors import UsageError
 from evalkit.escape import counted
 from evalkit.models.context.extension import Extension
@@ -41,7 +41,7 @@ from evalkit.runs.accuracies import (
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import RULES, all_rules, distinct, find_rule, invalid_rules, why_unusable
 from evalkit.runs.score_table import MARGIN, outcome_of
-from evalkit.runs.traits import is_imported, mixture, origin_notes, unofficial
+from evalkit.runs.traits import computation_notes, is_imported, origin_notes, unofficial
 
 
 def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
@@ -243,11 +243,14 @@ def marked_label(task: str, manifest: Mapping[str, Any]) -> str:
 
 def _notes(results: Results, manifest: Mapping[str, Any]) -> Iterator[str]:
     yield f"rule {results.rule}: {find_rule(results.rule).description}"
+    if macro := [marked_label(task.task, manifest) for task in results.tasks if is_macro(task.task)]:
+        yield f"{', '.join(macro)}: mean over subjects, each of which counts the same, as OLMES defines it"
     yield from _measurement_notes(manifest)
     if any(task.ties for task in results.tasks):
         yield "ties: documents with several best choices; the first of them is the prediction, as in lm-eval"
-    if any(task.truncated for task in results.tasks):
-        yield "cut: documents whose context was truncated on the left to fit the context window"
+    if cut := [task.task for task in results.tasks if task.truncated]:
+        limit = f", or the {MOST_TOKENS:,} tokens of OLMES" if any(task in request_tasks() for task in cut) else ""
+        yield f"cut: documents whose context was truncated on the left to fit the context window{limit}"
     yield from _document_notes(manifest)
 
 
@@ -257,7 +260,7 @@ def _measurement_notes(manifest: Mapping[str, Any]) -> Iterator[str]:
     if manifest["specification"].get("control"):
         yield "control: each document has another document's context, so these are not results of the tasks"
     yield from prompt_notes(manifest)
-    yield from (*origin_notes(manifest), *mixture(manifest))
+    yield from (*origin_notes(manifest), *computation_notes(manifest))
 
 
 def _document_notes(manifest: Mapping[str, Any]) -> Iterator[str]:

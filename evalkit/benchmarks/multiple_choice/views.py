@@ -81,13 +81,15 @@ def shown_prompts(plan: ChoicePlan, count: int, say: Say) -> Iterator[str]:
 
 
 def _prompt_text(encoded: EncodedQuestion, tokenizer: Any) -> str:
+    from evalkit.models.loading.tokenizer import fed_text
+
     question = encoded.question
     lines = [click.style(printable(f"{question.label}, gold answer {question.gold}"), bold=True)]
     for choice, sequence in enumerate(encoded.sequences):
         text, counts = "", []
         for segment, start, end in sequence.spans():
-            decoded = printable(tokenizer.decode(sequence.tokens[start:end].tolist()), "\n\t")
-            text += click.style(decoded, fg=COLOURS[segment])
+            fed = printable(fed_text(tokenizer, sequence.tokens[start:end].tolist()), "\n\t")
+            text += click.style(fed, fg=COLOURS[segment])
             counts.append(click.style(f"{segment} {end - start}", fg=COLOURS[segment]))
         cut = f", {sequence.truncated} context tokens cut" if sequence.truncated else ""
         mark = "*" if choice == question.gold else " "

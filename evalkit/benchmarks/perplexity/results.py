@@ -28,7 +28,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
-from evalkit.runs.traits import mixture
+from evalkit.runs.traits import computation_notes
 from evalkit.runs.writing import RunWriter
 from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, error_of_mean, known_error, mean, t_quantile
 
@@ -254,10 +254,10 @@ def _notes(run: Run, model_only: bool = False) -> Iterator[str]:
     yield "position: tokens before the scored one in its window, with the prefix"
     if trained := _exceeded_window(run):
         yield f"*: past the {trained:,} tokens of the window of training"
-    if (manifest.get("loaded") or {}).get("adds_tokens"):
+    if (manifest.get("loaded") or {}).get("adds_tokens"):  # of a run before scoring version 4
         yield "the tokenizer adds tokens, such as BOS, to each document; as in lm-eval they are scored too"
     yield LOWER_NOTE
-    yield from mixture(manifest)
+    yield from computation_notes(manifest)
 
 
 def _extension(run: Run) -> str:

@@ -27,6 +27,7 @@ from evalkit.models.loading.checks import (
 from evalkit.models.loading.files import generation_settings, quantization
 from evalkit.models.loading.fingerprint import Fingerprint, combine, hash_file
 from evalkit.models.loading.locate import DTYPES, Checkpoint, resolve_dtype, silent
+from evalkit.models.loading.tokenizer import LEFT_OUT
 from evalkit.models.zoo.shapes import shape_facts
 
 if TYPE_CHECKING:
@@ -103,7 +104,9 @@ class LoadedModel:
         shape = shape_facts(self.model.config.to_dict())
         placed = {} if self.placement is None else {"device_map": self.placement.summary()}
         facts = {name: getattr(self, name) for name in _FACTS}
-        return facts | {"context_extension": extension, "shape": shape} | placed
+        ending = getattr(self.tokenizer, LEFT_OUT, None)
+        left_out = {} if ending is None else {LEFT_OUT: ending}
+        return facts | {"context_extension": extension, "shape": shape} | placed | left_out
 
 
 def load(
