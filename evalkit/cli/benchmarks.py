@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     order="ORIGIN suite tasks include_path template rule SELECTION ... output name data_dir COMPUTING CONTEXT "
     "token_budget model_args show_prompts log_samples TRUST allow_unofficial_data own watching workers dry detail "
     "printer",
+    as_lm_eval=True,
 )
 def run(
     *,

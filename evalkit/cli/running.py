@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 RUN = argument()
 RUNS_GIVEN = argument(required=False)
 OUTPUT = option(RUNS, "Folder of run folders.", short="-o")
-RUNS_IN = typed_option(None, "Folder of run folders.", f"EVALKIT_OUTPUT, or {RUNS}", option="--in", metavar="FOLDER")
+_IN: dict[str, Any] = {"option": "--in", "metavar": "FOLDER"}
+RUNS_IN = typed_option(None, "Folder of run folders.", f"EVALKIT_OUTPUT, or {RUNS}", **_IN)
+STUDY_IN = typed_option(None, "Folder of run folders.", f"a study's own; else EVALKIT_OUTPUT, or {RUNS}", **_IN)
 OUTCOME = option(None, "accuracy, bits_per_byte, log_loss, … (evalkit ls outcomes).", "accuracy",
                  metavar="NAME")  # fmt: skip
 DETAIL = option(False, "Also print every rule, the continuous outcomes, and the subjects of MMLU.")
@@ -58,6 +60,8 @@ def key_value(text: str, example: str) -> tuple[str, str]:
 
 def checkpoint_of(given: str | None, model: str | None) -> str:
     """Return the checkpoint, as an argument or by `--model`; the command line overrides the environment."""
+    from evalkit.cli.lm_eval import check_is_checkpoint
+
     if given is not None and model is not None and is_typed("model"):
         raise UsageError(f"the checkpoint is given twice, as {given} and as --model {model}; give it once")
     if (checkpoint := given if given is not None else model) is None:
@@ -66,11 +70,13 @@ def checkpoint_of(given: str | None, model: str | None) -> str:
             f"name a checkpoint: {command} CKPT, or --model CKPT (a folder, a hub name, a .gguf file, or demo); see "
             f"{command} --help"
         )
+    check_is_checkpoint(checkpoint)
     return checkpoint
 
 
 def checkpoints_of(given: Sequence[str], model: str | None) -> tuple[str, ...]:
     """Return one checkpoint or several; patterns are expanded."""
+    from evalkit.cli.lm_eval import check_is_checkpoint
     from evalkit.models.loading.files import is_pattern, matching
 
     checkpoint_of(given[0] if given else None, model)
@@ -78,6 +84,7 @@ def checkpoints_of(given: Sequence[str], model: str | None) -> tuple[str, ...]:
     for name in given or [model or ""]:
         if is_pattern(name) and not matching(name):
             raise UsageError(f"{name}: no folder and no .gguf file matches")
+        check_is_checkpoint(name)
         checkpoints += matching(name) if is_pattern(name) else [name]
     return tuple(dict.fromkeys(checkpoints))
 
@@ -99,6 +106,8 @@ class Source:
     study: Path | None
     benchmark: str | None
     groups: tuple[str, ...] = ()
+    root: Path | None = None
+    """Folder of run folders; None: the default, of a study its own."""
 
     def __post_init__(self) -> None:
         require("--study", self.study is not None, benchmark=self.benchmark)
@@ -108,7 +117,6 @@ class Source:
     def named(
         self,
         runs: Sequence[str],
-        root: Path | None = None,
         usable: Callable[[Run], bool] = lambda _: True,
         is_strict: bool = False,
     ) -> NamedRuns:
@@ -116,7 +124,7 @@ class Source:
         from evalkit.comparison.sides import find_alike
         from evalkit.runs.finding import root_of_runs
 
-        named = find_alike(runs, self.groups, root or root_of_runs(), usable, is_strict)
+        named = find_alike(runs, self.groups, self.root or root_of_runs(), usable, is_strict)
         for note in named.notes:
             say(note)
         return named
@@ -133,7 +141,7 @@ class Source:
             return None
         from evalkit.studies.results import read_results
 
-        return read_results(self.study)
+        return read_results(self.study, self.root)
 
 
 @dataclass(frozen=True)
