@@ -177,6 +177,27 @@ def test_tables_of_a_study(evalkit: Command, own: Path) -> None:
 
 @pytest.mark.latex
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed (Debian: texlive-latex-extra)")
+def test_runs_in_another_folder(evalkit: Command, study: Path) -> None:
+    """--in reads a copy of the runs, by the names of a study and by those of runs, wherever runs are read."""
+    content = read_study(study)
+    first, second = content.names[:2]
+    moved = shutil.move(content.output, study.parent / "elsewhere")
+    for words in (
+        ("table", "--study", study, "--benchmark", "zs"),
+        ("table", "main_res", "--study", study, "--drop-empty"),
+        ("compare", "--study", study, "--benchmark", "zs", first, second),
+        ("plan", "--study", study, "--benchmark", "zs", first, second),
+        ("report", "--study", study, "--without-documents", "-o", "page.html"),
+        ("export", f"{first} on zs", "--to", "hub", "-o", "exported"),
+        ("integrity", f"{first} on zs"),
+        ("report", f"{first} on zs", "--without-documents", "-o", "page.html"),
+        ("table", "main_res", "--drop-empty", "--runs", f"{first} on zs"),
+    ):
+        found = evalkit(*words, "--in", moved)
+        assert found.code == 0, (words, found)
+        assert evalkit(*words).code != 0 or "--study" in words
+
+
 def test_latex_compiles(evalkit: Command, own: Path, finished: Run) -> None:
     """Tables of a study, and what other commands print."""
     with_tables(own, main_res={"caption": "50 % of **ours** & ~more~", "titles": {"Reasoning": "A_1"}, "rows":
@@ -225,6 +246,8 @@ def test_figures_that_cannot_be_drawn_are_left_out(evalkit: Command, tmp_path: P
     left = [line.split(": ")[0] for line in outcome.err.splitlines() if ": not drawn, " in line]
     assert left == [name for name in KINDS if name != "rank"]
     complains(evalkit("figure", "--all", run.folder, "-o", "other", "--layers", "7"), 2)
+    assert evalkit("figure", "rank", "less", "--in", tmp_path).code == 0
+    complains(evalkit("figure", "rank", "less", "--in", "figures"), 2, "no runs in figures")
 
 
 @pytest.mark.slow
