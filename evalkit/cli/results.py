@@ -193,8 +193,9 @@ def table(
         exclude(audit=True, runs=runs, study=study, as_printed=options.as_printed)
         from evalkit.tables.audit import audited
 
-        made = audited([name] if name else layout_names())
-    elif name is None and of_study.results is not None:
+        printer(audited([name] if name else layout_names()), output)
+        return 0
+    if name is None and of_study.results is not None:
         from evalkit.studies.tables import own_tables
 
         others = {name: value for name, value in vars(options).items() if name not in ("rule", "spreads", "mixed")}
