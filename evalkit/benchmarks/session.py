@@ -230,6 +230,7 @@ def run_plan(plan: Plan, progress: Progress, holder: ModelHolder | None = None) 
     """
     if (run := finished(plan, progress.say)) is not None:
         return run
+    plan.request.model.check_device()
     with opened(plan, progress.say) as current:
         if current.is_missing:
             _compute(current, progress, holder or ModelHolder())

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING
 
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.cli.parameters import command, exclude, option, require, typed_option
-from evalkit.cli.running import BENCHMARK, GROUPS, OUTCOME, PLOT, RUNS_GIVEN, RUNS_IN, STUDY, Printer, Source, named_run
+from evalkit.cli.running import (
+    BENCHMARK,
+    GROUPS,
+    OUTCOME,
+    PLOT,
+    RUNS_GIVEN,
+    STUDY,
+    STUDY_IN,
+    Printer,
+    Source,
+    named_run,
+)
 from evalkit.display import doing
 from evalkit.errors import UsageError
 
@@ -44,7 +55,7 @@ def compare(
     anytime: bool = option(False, "Intervals that hold at every look at a sample that grows."),
     watch: int = option(1, "Intervals that hold at N pairs of checkpoints, at all of which you look.", metavar="N",
                         least=1, shows_least=True),
-    root: Path | None = RUNS_IN,
+    root: Path | None = STUDY_IN,
 ) -> int:  # fmt: skip
     """Compare runs on the same documents: paired differences, intervals, tests, and the smallest detectable difference.
 
@@ -78,20 +89,19 @@ def compare(
     of_two |= {"last": last, "anytime": anytime or None, "watch": watch if watch > 1 else None}
     for name, value in of_two.items():
         exclude(curve=curve, **{name: value})
-    exclude(study=study, **{"in": root})
     if margin is not None and not (isfinite(margin) and margin >= 0):
         raise UsageError(f"--margin {margin}: expected a finite number, 0 or more")
-    source, key, notes = Source(study, benchmark, groups), outcome_key(outcome, rule), list[str]()
+    source, key, notes = Source(study, benchmark, groups, root), outcome_key(outcome, rule), list[str]()
     with doing("reading and comparing runs"):
         if not curve:
-            sides, key, notes = _sides(source, runs, root, key, is_strict=fail_if_worse, last=last)
+            sides, key, notes = _sides(source, runs, key, is_strict=fail_if_worse, last=last)
             in_pairs, looks = pair_seeds or source.pairs_seeds, Looks(anytime, watch)
             comparisons = compare_sides(sides, key, margin, in_pairs, in_points=True, looks=looks)
             if fail_if_worse and (own_rules := comparisons[0].own_rules):
                 raise UsageError(f"the runs have different rules ({', '.join(own_rules)}); give --rule")
             shown = comparison_report(comparisons)
         else:
-            curves, notes = _curves(source, runs, root, key)
+            curves, notes = _curves(source, runs, key)
             shown = curve_report(curves)
     printer(shown.with_notes(tuple(notes)))
     if plot:
@@ -104,14 +114,14 @@ def compare(
     return exit_code(comparisons) if fail_if_worse else 0
 
 
-def _curves(source: Source, runs: Sequence[str], root: Path | None, key: str | None) -> tuple[list[Curve], list[str]]:
+def _curves(source: Source, runs: Sequence[str], key: str | None) -> tuple[list[Curve], list[str]]:
     """Return the curves of the trainings that a command names, and notes."""
     from evalkit.comparison.curves import curve
     from evalkit.comparison.sides import find_trainings
     from evalkit.runs.score_table import with_default_rule
 
     if not (results := source.results):
-        return [curve(side, key) for side in find_trainings(source.named(runs, root))], []
+        return [curve(side, key) for side in find_trainings(source.named(runs))], []
     from evalkit.studies.results import study_trainings
 
     measured = results.study.benchmark(source.benchmark)
@@ -136,7 +146,7 @@ def plan(
     pair_seeds: bool = PAIR_SEEDS,
     accuracy: float | None = typed_option(None, "Without runs: of both sides, in %.", "50"),
     printer: Printer,
-    root: Path | None = RUNS_IN,
+    root: Path | None = STUDY_IN,
 ) -> None:  # fmt: skip
     """Plan a comparison: the documents, the seeds and the outcome that a difference needs, before it is computed.
 
@@ -153,18 +163,21 @@ def plan(
     from evalkit.comparison.planning import plan_guess, plan_pairing
     from evalkit.runs.score_table import outcome_key
 
-    exclude(study=study, **{"in": root})
     for name, share in (("--accuracy", accuracy), ("--discordant", discordant)):
         if share is not None and not 0 < share <= 100:
             raise UsageError(f"{name} {share:g}: expected a share above 0, at most 100 %")
     if difference is not None and not (isfinite(difference) and difference):
         raise UsageError(f"--difference {difference:g}: expected a number other than 0")
-    source, notes, is_guess = Source(study, benchmark, groups), list[str](), not (groups or study or len(runs) > 1)
+    source, notes, is_guess = (
+        Source(study, benchmark, groups, root),
+        list[str](),
+        not (groups or study or len(runs) > 1),
+    )
     if (discordant is not None and not is_guess) or (accuracy is not None and (runs or not is_guess)):
         raise UsageError("--discordant and --accuracy are guesses of what runs show; leave them out")
     with doing("reading runs"):
         if not is_guess:
-            sides, key, notes = _sides(source, runs, root, outcome_key(outcome, rule))
+            sides, key, notes = _sides(source, runs, outcome_key(outcome, rule))
             if len(sides) != 2:
                 raise UsageError(f"a plan is about two sides; name two of {', '.join(side.name for side in sides)}")
             pairing = pair(sides[0], sides[1], {}, pair_seeds or source.pairs_seeds)
@@ -189,7 +202,6 @@ def plan(
 def _sides(
     source: Source,
     runs: Sequence[str],
-    root: Path | None,
     key: str | None,
     is_strict: bool = False,
     last: int | None = None,
@@ -210,6 +222,6 @@ def _sides(
         chosen = study_sides(results, runs, measured, last or 1)
         return chosen.sides, with_default_rule(key, measured.rule), [*notes, *chosen.notes]
     # Attention has no measure by default
-    named = source.named(runs, root, lambda run: key is not None or run.kind != ATTENTION, is_strict)
+    named = source.named(runs, lambda run: key is not None or run.kind != ATTENTION, is_strict)
     sides = sides_of(named.singles, named.groups)
     return sides if last is None else [last_checkpoints(side, last) for side in sides], key, []

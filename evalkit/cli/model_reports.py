@@ -115,10 +115,13 @@ def readings(scored: Sequence[ScoredReading]) -> Report:
         difference = "" if is_first else f"{fixed(reading.difference, 3)} ± {fixed(reading.stderr, 3)}"
         rows.append([", ".join(words), fixed(reading.perplexity, 2), difference, verdict])
         records.append({**settings, "perplexity": reading.perplexity, "difference": reading.difference,
-                        "stderr": reading.stderr, "verdict": verdict})  # fmt: skip
+                        "stderr": reading.stderr, "verdict": verdict, "options": reading.options})  # fmt: skip
     sentence = "No other reading of the weights is clearly better."
     if better := [row[0] for row in rows if row[3] == "clearly better"]:
-        sentence = f"Warning: another reading of the same weights is clearly better: {better[0]}."
+        options = next(record["options"] for record in records if record["verdict"] == "clearly better")
+        sentence = (
+            f"Warning: another reading of the same weights is clearly better: {better[0]}; convert with {options}"
+        )
     notes = (
         "nats per token: mean loss less that of the converted reading, ± its paired standard error over tokens",
         f"clearly better: by more than {CLEAR:g} standard errors",

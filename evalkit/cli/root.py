@@ -31,7 +31,17 @@ from evalkit.errors import EvalkitError, SeveralErrors
 from evalkit.escape import printable
 
 
-@click.group(cls=Commands, context_settings=SETTINGS)
+class Root(Commands):
+    """The root command; options without a command are those of `evalkit run`, as in lm-eval."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = [name for param in self.get_params(ctx) for name in param.opts]
+        if args and args[0].startswith("-") and args[0] not in own:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=Root, context_settings=SETTINGS)
 @click.version_option(__version__)
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error; with every command.")
 def cli() -> None:

@@ -179,6 +179,8 @@ def read_logs(paths: Sequence[Path]) -> list[LoggedTask]:
 
 def _files(path: Path) -> Sequence[Path]:
     """Return a file, or the sample files in a folder and its subfolders."""
+    if not path.exists():
+        raise UsageError(f"{path}: no such file or folder; give the log that lm_eval --log_samples has written")
     files = sorted(path.rglob("samples_*.jsonl")) if path.is_dir() else [path]
     if not files:
         raise UsageError(f"{path}: no samples_*.jsonl in this folder; lm_eval --log_samples writes them")

@@ -160,11 +160,10 @@ def _fitted(definition: Setting, value: Any) -> Any:
     try:
         if any(isinstance(item, bool) for item in listed):
             raise TypeError
-        return tuple(whole(flag, _units(item), 0) if each is int else float(item) for item in listed)
-    except (TypeError, ValueError, UsageError):
+        return tuple(whole(flag, _units(item), definition.least) if each is int else float(item) for item in listed)
+    except (TypeError, ValueError):
         shown = ",".join(map(str, listed)) if isinstance(listed, (list, tuple)) else repr(listed)
-        kind = "whole numbers" if each is int else "numbers"
-        raise UsageError(f"{flag} {shown}: expected {kind}, separated by commas") from None
+        raise UsageError(f"{flag} {shown}: expected numbers, separated by commas") from None
 
 
 def _units(item: Any) -> Any:

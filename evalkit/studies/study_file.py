@@ -89,8 +89,8 @@ class _StudyFile(FileSettings):
     pair_seeds: bool = False
 
 
-def read_study(path: Path) -> Study:
-    """Read a study file and find its checkpoints.
+def read_study(path: Path, root: Path | None = None) -> Study:
+    """Read a study file and find its checkpoints; `root` is a folder of its runs in place of its own, such as a copy.
 
     Checkpoints that were evaluated stand for seeds of a pattern without a folder, and for steps whose folders are gone.
 
@@ -103,6 +103,7 @@ def read_study(path: Path) -> Study:
     if content.output is not None:
         output = path.parent / given_path(f"{where}: 'output'", content.output).expanduser()
     location = Path(os.path.relpath(path.parent.resolve(), output.resolve())).as_posix()
+    output = root or output
     folders = StudyFolders(path.parent, recorded_checkpoints(output, location))
     benchmarks = tuple(
         _benchmark(f"{where}, benchmark '{name}'", folders, name, given or {}, content.settings)

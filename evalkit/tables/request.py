@@ -36,6 +36,8 @@ class TableRequest:
     """YAML file that maps rows to runs."""
     runs: tuple[str, ...] = ()
     """Runs in place of a mapping, by folder or name; they are assigned to rows by their models."""
+    root: Path | None = None
+    """Folder of the run folders that the mapping names; None: the default."""
     drop_empty: bool = False
     rule: str | None = None
     outcome: str | None = None
@@ -65,7 +67,7 @@ def make(request: TableRequest) -> Table:
             layout = layout.model_copy(update={"caption": (*layout.caption, *literal(" "), *layout.published)})
         return fill(layout, numbers, printed=printed, notes=() if printed else _recomputed(layout, numbers))
     if request.mapping is not None:
-        return made_of_runs(layout, read_mapping(request.mapping), request)
+        return made_of_runs(layout, read_mapping(request.mapping, request.root), request)
     return made_of_runs(layout, map_runs(layout, [find_run(name, root_of_runs()) for name in request.runs]), request)
 
 

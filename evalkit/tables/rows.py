@@ -54,15 +54,17 @@ class _MappingFile(FileSettings):
         return self
 
 
-def read_mapping(path: Path) -> RunMapping:
-    """Read a mapping file, and open its runs; errors name the row or the key."""
+def read_mapping(path: Path, root: Path | None = None) -> RunMapping:
+    """Read a mapping file, and open its runs, by default in the default folder; errors name the row or the key."""
+    if not path.is_file():
+        raise UsageError(f"--runs {path}: no such file; give one that maps rows to runs, or the runs themselves")
     where, content = f"mapping of runs {path}", read_settings(path, _MappingFile, TableError, "mapping of runs")
     rows: dict[str, list[Run]] = {}
     for row, names in (content.rows or {}).items():
         for name in names:
             folder = str(valid_path(f"{where}, row '{row}'", name))
             try:
-                rows.setdefault(row, []).append(find_run(folder, root_of_runs()))
+                rows.setdefault(row, []).append(find_run(folder, root or root_of_runs()))
             except (UsageError, RunError) as error:
                 raise (UsageError if isinstance(error, UsageError) else RunError)(f"row '{row}': {error}") from error
     values = None if content.values is None else valid_path(f"{where}: 'values'", content.values)

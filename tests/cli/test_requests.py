@@ -205,8 +205,7 @@ def test_a_control_is_refused_in_a_table_with_other_runs(
 
 def test_lists_have_the_tasks_of_requests(evalkit: Command) -> None:
     tasks = content(evalkit("ls", "tasks", "--format", "json"))
-    words = json.dumps(tasks)
-    assert all(part in words for part in ("arc_challenge_FORM", "test_rc_5shot", "gold_bpb_3shot", "stem_val_rc_5shot"))
+    assert {task["task"] for task in tasks["rows"]} >= {*request_tasks()}
     suites = json.dumps(content(evalkit("ls", "suites", "--format", "json")))
     assert all(name in suites for name in ("olmes-cloze", "olmes-letters", "olmo-small", "gold-bpb", "skills"))
     documents = json.dumps(content(evalkit("data", "--format", "json")))

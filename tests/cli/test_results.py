@@ -179,6 +179,29 @@ def test_tables_of_a_study(evalkit: Command, own: Path) -> None:
     complains(evalkit("table", "main_res", "--study", own), 2, "main_res", "base, intg, other, cog")
 
 
+def test_runs_in_another_folder(evalkit: Command, study: Path) -> None:
+    """--in reads a copy of the runs, by the names of a study and by those of runs, wherever runs are read."""
+    content = read_study(study)
+    of_study = ("--study", study, "--benchmark", "zs")
+    record = record_of(content.output, content.runs[0])
+    assert record is not None
+    Path("rows.yaml").write_text(yaml.safe_dump({"rows": {"vanilla_125m": record.id}}), "utf-8")
+    moved = shutil.move(content.output, study.parent / "elsewhere")
+    for words in (
+        ("table", *of_study),
+        ("compare", *of_study, *content.names[:2]),
+        ("report", *of_study, "--without-documents", "-o", "page.html"),
+        ("report", record.id, "--without-documents", "-o", "page.html"),
+        ("export", record.id, "--to", "hub", "-o", "exported"),
+        ("integrity", record.id),
+        ("table", "main_res", "--drop-empty", "--runs", "rows.yaml"),
+    ):
+        found = evalkit(*words, "--in", moved)
+        assert found.code == 0, (words, found)
+        without = evalkit(*words)
+        assert without.code != 0 or (words[0] == "table" and without.out != found.out), words
+
+
 @pytest.mark.latex
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed (Debian: texlive-latex-extra)")
 def test_latex_compiles(evalkit: Command, own: Path, finished: Run) -> None:
@@ -229,6 +252,8 @@ def test_figures_that_cannot_be_drawn_are_left_out(evalkit: Command, tmp_path: P
     left = [line.split(": ")[0] for line in outcome.err.splitlines() if ": not drawn, " in line]
     assert left == [name for name in KINDS if name != "rank"]
     complains(evalkit("figure", "--all", run.folder, "-o", "other", "--layers", "7"), 2)
+    assert evalkit("figure", "rank", "less", "--in", tmp_path).code == 0
+    complains(evalkit("figure", "rank", "less", "--in", "figures"), 2, "no runs in figures")
 
 
 @pytest.mark.slow

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from evalkit.benchmarks.registry import benchmark_of
+from evalkit.runs.folder import load_run
 from tests.arguments import arguments
 from tests.benchmarks.longbench.made import record, write
 from tests.cli.conftest import Command, Outcome, complains
@@ -90,6 +92,49 @@ def test_run_on_several_checkpoints_has_a_line_for_each(files: Path, evalkit: Co
         content = json.loads(evalkit("run", pattern.parent / line[0], *options, "--format", "json").out)
         values = [task["value"] for task in content["tasks"]] + [content["averages"][-1]["value"]]
         assert [float(cell) for cell in line[1:]] == pytest.approx([100 * value for value in values], abs=0.051)
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "of_one"),
+    [
+        ("perplexity", ["--text", "text.txt"], ["--methods", "none,linear", "--context", 4096]),
+        ("attention", ["--text", "text.txt", "--measures", "bos"], ["--detail"]),
+        ("needle", ["--lengths", 300, "--depths", 50, "--repeats", 1], ["--plot", "needle.png"]),
+    ],
+)
+def test_other_benchmarks_take_several_checkpoints(
+    command: str, options: list[Any], of_one: list[Any], files: Path, evalkit: Command
+) -> None:
+    """A line each with the numbers of single runs; an option of one checkpoint is named before anything runs."""
+    Path("text.txt").write_text("\n".join(TRAINING_TEXT) * 4, "utf-8")
+    models = [files / "vanilla", files / "intg-seed1"]
+    common = [*options, "--device", "cpu", "--dtype", "float32", "--output", "runs"]
+    for refused in (of_one, ["--name", "both"]):
+        complains(evalkit(command, *models, *common, *refused), 2, refused[0])
+    assert not Path("runs").exists()
+    outcome = evalkit(command, *models, *common, "--format", "json")
+    assert outcome.code == 0, outcome.err
+    entries = json.loads(outcome.out)
+    assert [Path(entry["model"]) for entry in entries] == models
+    for entry, model in zip(entries, models, strict=True):
+        [metric] = entry["tasks"]
+        run = load_run(Path(evalkit(command, model, *common).out.splitlines()[-1]))
+        assert str(run.folder) == entry["folder"]
+        assert metric["value"] == benchmark_of(run).metrics(run)[0].value
+    dry = evalkit(command, "--model", files / "intg-seed*", *common, "--dry-run", "--format", "json")
+    planned = [Path(group["checkpoint"]).name for group in json.loads(dry.out)["groups"]]
+    assert planned == ["intg-seed1", "intg-seed2"]
+
+
+def test_longbench_takes_several_checkpoints(longbench: Command, model: Path, tmp_path: Path) -> None:
+    for number in (1, 2):
+        shutil.copytree(model, tmp_path / f"model-{number}")
+    models = tmp_path / "model-*"
+    for option, value in (("--plot", "lengths.png"), ("--edit-similarity", "rapidfuzz")):
+        complains(longbench("--model", models, option, value), 2, option)
+    outcome = longbench("--model", models, "--tasks", "lcc", "--format", "json")
+    assert outcome.code == 0, outcome.err
+    assert [Path(entry["model"]).name for entry in json.loads(outcome.out)] == ["model-1", "model-2"]
 
 
 def test_a_run_under_a_name(files: Path, evalkit: Command) -> None:

@@ -26,6 +26,7 @@ from evalkit.benchmarks.lm_eval.tasks import (
     load_tasks,
     quiet_lm_eval,
     random_state,
+    with_task_names,
 )
 from evalkit.benchmarks.multiple_choice.suites import refuse_duplicate_tasks
 from evalkit.benchmarks.multiple_choice.templates import load_template
@@ -82,6 +83,7 @@ class TaskPlan:
 def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
     if not request.tasks:
         raise UsageError("lm-eval's tasks must be named: --tasks lambada_openai,sciq, or a group such as mmlu")
+    request = with_task_names(request, say)
     refuse_duplicate_tasks(request.tasks)
     # Template plain has lm-eval's prompts
     given: dict[str, object] = {name: getattr(request, name) for name in ("rule", "vary", "control", "requests")}

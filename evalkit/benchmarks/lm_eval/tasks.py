@@ -12,13 +12,14 @@ import contextlib
 import io
 import logging
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from evalkit.benchmarks.multiple_choice.suites import TASK_DIR
+from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, load_suite
+from evalkit.benchmarks.request import DEFAULT_SUITE, SuiteRequest
 from evalkit.cache import read_cached, write_cached
 from evalkit.compatibility.lm_eval import (
     CatalogueEntry,
@@ -31,11 +32,14 @@ from evalkit.compatibility.lm_eval import (
 )
 from evalkit.compatibility.names import replaced
 from evalkit.data import Library
+from evalkit.data.requests import request_tasks
 from evalkit.display import Say, doing, imports
 from evalkit.errors import DataError, UnknownNameError, UsageError, reading_as
 from evalkit.inputs.reading import read_task_file
+from evalkit.inputs.values import is_pattern, with_matches
 from evalkit.models.loading.locate import silent
 from evalkit.paths import resource
+from evalkit.runs.folder import LM_EVAL
 
 SUPPORTED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
 """Supported output types: all of lm-eval's text types."""
@@ -156,6 +160,34 @@ def names_in(folder: Path) -> set[str]:
     """Return the names of the tasks, groups and tags that a folder of task files defines."""
     with quiet_lm_eval():
         return set(_users_manager(folder).task_index)
+
+
+def with_task_names(request: SuiteRequest, say: Say) -> SuiteRequest:
+    """Return a request with patterns, such as arc_*, replaced by the tasks that match.
+
+    These are of the request's suite; without one of the default suite, else of evalkit's requests, else of lm-eval's
+    catalogue. A pattern without a match is kept.
+    """
+    patterns = [name for name in request.tasks if is_pattern(name)]
+    if not patterns:
+        return request
+    known: list[Collection[str]] = [load_suite(DEFAULT_SUITE).tasks, request_tasks()]
+    if request.suite is not None:
+        known = [] if request.suite == LM_EVAL else [load_suite(request.suite).tasks]
+    tasks = request.tasks
+    for names in known:
+        tasks = with_matches(tasks, names)
+    if request.suite in (None, LM_EVAL) and any(map(is_pattern, tasks)):
+        tasks = with_matches(tasks, _task_names(request.include_path, say))
+    say(f"{', '.join(patterns)}: {', '.join(tasks)}")
+    return replace(request, tasks=tasks)
+
+
+def _task_names(folder: Path | None, say: Say) -> list[str]:
+    """Return the names of the tasks in a folder of task files and in lm-eval's catalogue, without groups and tags."""
+    with quiet_lm_eval():
+        entries = catalogue_index(say) | _users_manager(folder).task_index
+    return sorted(name for name, entry in entries.items() if entry.kind.name in ("TASK", "PY_TASK"))
 
 
 def catalogue_index(say: Say) -> dict[str, Any]:

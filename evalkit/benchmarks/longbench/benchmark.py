@@ -29,6 +29,7 @@ from evalkit.data import HubSplit
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.inputs.settings import setting
+from evalkit.inputs.values import with_matches
 from evalkit.models.context.extension import configured_window
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import ModelSpec, config_of, context_settings
@@ -78,6 +79,7 @@ class LongBench(generated.GeneratedBenchmark):
         """Make the plan; its manifest's optional "left_out" has a line for each reason why tasks are left out."""
         checkpoint = request.model.locate(say)
         known = {task.name: task for task in suite_tasks(request.suite)}
+        request = replace(request, tasks=with_matches(request.tasks, known))
         for name in request.tasks:
             if name not in known:
                 raise UnknownNameError(f"{request.suite} task", name, known)

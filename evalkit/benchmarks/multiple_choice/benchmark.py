@@ -75,10 +75,12 @@ class MultipleChoice(Benchmark):
     def plan(self, request: SuiteRequest, say: Say) -> ChoicePlan | TaskPlan:
         """Make the plan of a suite (with `vary`, of `prompt_variants`), or of lm-eval's tasks; see `resolve_suite`."""
         from evalkit.benchmarks.lm_eval.plan import plan_tasks
+        from evalkit.benchmarks.lm_eval.tasks import with_task_names
         from evalkit.benchmarks.multiple_choice.plan import plan_suite, resolve_suite
 
         if request.vary and request.log_samples:
             raise UsageError("--log-samples writes lm-eval's files, which have one prompt; leave it out, or --vary")
+        request = with_task_names(request, say)
         suite = resolve_suite(request, say)
         return plan_tasks(request, say) if suite is None else plan_suite(request, suite, say)
 

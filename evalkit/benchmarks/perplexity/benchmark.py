@@ -138,7 +138,8 @@ class Perplexity(Benchmark):
     def token_counts(self, plan: DocumentPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
         window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
         window = min(window, plan.manifest["specification"]["windows"]["tokens"] or window)
-        stride = min(plan.request.stride or window, window)
+        _refuse_stride(plan.request.stride, window)
+        stride = plan.request.stride or window
         counts = []
         for task, documents in plan.tasks.items():
             sampled = [documents[index] for index in spread(len(documents), sample)]
@@ -163,6 +164,11 @@ class Perplexity(Benchmark):
     def comparable(self, run: Run) -> GradedAnswers:
         groups = {"Average": tuple(run.manifest["documents"])}
         return GradedAnswers(run, lambda: _scored(run), ("bytes",), groups, {PERPLEXITY: _MEASURE})
+
+
+def _refuse_stride(stride: int | None, window: int) -> None:
+    if stride is not None and stride > window:
+        raise UsageError(f"--stride {stride}: more than the context window of {window:,} tokens; give fewer")
 
 
 def _scored(run: Run) -> pd.DataFrame:
@@ -201,8 +207,7 @@ class _WindowScoring:
 
         first, requested, stride, is_long = setup
         window = min(loaded.window, requested or loaded.window)
-        if stride is not None and stride > window:
-            raise UsageError(f"--stride {stride}: more than the context window of {window:,} tokens; give fewer")
+        _refuse_stride(stride, window)
         before, _ = added_tokens(loaded.tokenizer)
         prefix = before or [token for token in (loaded.bos_id, loaded.eos_id) if token is not None][:1]
         if not prefix:

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.inputs.validated import FileSettings, Number
-from evalkit.models.loading.files import WINDOW_KEYS
+from evalkit.models.loading.files import LAYER_KEYS, WINDOW_KEYS
 
 YARN, DYNAMIC_YARN, LINEAR, NTK, NONE = "yarn", "dynamic-yarn", "linear", "ntk", "none"
 METHODS = (YARN, DYNAMIC_YARN, LINEAR, NTK, NONE)
@@ -217,6 +217,12 @@ def configured_window(config: Mapping[str, Any]) -> tuple[str, int | None]:
     text = _text_part(config)
     windows = ((key, text.get(key)) for key in WINDOW_KEYS)
     return next(((key, window) for key, window in windows if isinstance(window, int) and window > 0), ("", None))
+
+
+def configured_layers(config: Mapping[str, Any]) -> int:
+    """Return the number of layers of a parsed config.json; 0 if it is absent."""
+    text = _text_part(config)
+    return next((number for key in LAYER_KEYS if isinstance(number := text.get(key), int) and number > 0), 0)
 
 
 def context_window(given: str, config: Mapping[str, Any], tokenizer: Any, say: Callable[[str], None]) -> int:

@@ -194,6 +194,8 @@ def matching(text: str, folder: Path | None = None) -> list[str]:
 
 # Values in config.json
 
+LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""Keys of config.json that may hold the number of layers."""
 WINDOW_KEYS = (
     "max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx",
     "max_target_positions",
