@@ -6,8 +6,10 @@ selection. `question_loading.py` loads a suite's.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.request import spread
@@ -62,6 +64,13 @@ class Question:
     @property
     def label(self) -> str:
         return f"{self.subtask} document {self.doc_id}"
+
+    @cached_property
+    def texts_digest(self) -> str:
+        """Digest of all texts of the document and of its gold answer: of a task's own code they may depend on other
+        documents of the sample."""
+        texts = (self.contexts, self.continuations, self.delimiter, self.gaps, self.choices, self.alone, self.gold)
+        return hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
 
 
 def by_subtask(questions: Iterable[Question]) -> dict[str, list[Question]]:

@@ -32,7 +32,7 @@ from evalkit.escape import part_name
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import decide, find_rule
-from evalkit.runs.score_table import CLUSTER, MARGIN, ScoreRow, outcome_of
+from evalkit.runs.score_table import CLUSTER, COLUMNS, MARGIN, outcome_of
 from evalkit.stats.estimates import Floats, error_of_average
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class PromptTables:
 
 
 def prompt_tables(run: Run) -> PromptTables:
-    columns = [*ScoreRow._fields, CLUSTER, PROMPT]
+    columns = [*COLUMNS, PROMPT]
     return PromptTables(run.table(PROMPTS, columns)[columns])
 
 
