@@ -204,8 +204,8 @@ def selection_words(run: Run) -> str:
 def documents_read(specification: Mapping[str, Any]) -> str:
     """Return which documents of each task are read: "limit 200", "sample 500 (seed 3)"; empty if all.
 
-    Of a look of `decide` it also has the earlier ones: "sample 283 after 200". Of an imported log with any other documents it is "selection" with the beginning of a hash; "unknown selection" if
-    they may be all.
+    Of a look of `decide` it also has the earlier ones: "sample 283 after 200". Of an imported log with any other
+    documents it is "selection" with the beginning of a hash; "unknown selection" if they may be all.
     """
     if (size := specification.get("sample")) is not None:
         seed = specification["seed"]

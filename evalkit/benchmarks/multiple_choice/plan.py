@@ -347,7 +347,7 @@ class ChoicePlan:
         return [step for part in self.parts for step in self._steps_of(part)]
 
     def _steps_of(self, part: TaskPart) -> Iterator[TaskPart]:
-        samples = self.request.selection.steps
+        samples: Sequence[DocumentSelection] = self.request.selection.steps
         if len(samples) == 1:
             yield part
             return

@@ -67,8 +67,10 @@ class Question:
 
     @cached_property
     def texts_digest(self) -> str:
-        """Digest of all texts of the document and of its gold answer: of a task's own code they may depend on other
-        documents of the sample."""
+        """Return a digest of the document's texts and gold answer.
+
+        Code of a task may make others of the same document in another sample.
+        """
         texts = (self.contexts, self.continuations, self.delimiter, self.gaps, self.choices, self.alone, self.gold)
         return hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
 
