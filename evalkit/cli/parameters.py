@@ -67,9 +67,9 @@ class ResumableAbort(click.Abort):
 class Command(click.Command):
     """A command made of a function; its parameters are made when they are needed, since benchmarks are imported.
 
-    `resumes`: whether it computes runs; by default, if it has a benchmark's setting of their folder. `kind` is the benchmark whose settings, but those in `without`, are the function's `**settings`. In `--help`, they
+    `kind` is the benchmark whose settings, but those in `without`, are the function's `**settings`. In `--help`, they
     stand in `order`, names and names of `_GROUPS`, after parameters that it does not name; `...` are the settings that
-    it does not name.
+    it does not name. `resumes`: whether the command computes runs; None: if it has the setting of their folder.
     """
 
     def __init__(
