@@ -68,12 +68,17 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
+class ResumableAbort(click.Abort):
+    """The interruption of a command that goes on where it was when it is given again."""
+
+
 class Command(click.Command):
     """A command made of a function; its parameters are made when they are needed, since benchmarks are imported.
 
     `kind` is the benchmark whose settings, but those in `without`, are the function's `**settings`. In `--help`, they
     stand in `order`, names and names of `_GROUPS`, after parameters that it does not name; `...` are the settings that
-    it does not name. `as_lm_eval`: the arguments may be written as those of lm-eval.
+    it does not name. `as_lm_eval`: the arguments may be written as those of lm-eval. `resumes`: whether the command
+    computes runs; None: if it has the setting of their folder.
     """
 
     def __init__(
@@ -84,11 +89,13 @@ class Command(click.Command):
         order: str = "",
         without: Sequence[str] = (),
         as_lm_eval: bool = False,
+        resumes: bool | None = None,
     ) -> None:
         self.function = function
         self.kind = kind
         self.without = without
         self.as_lm_eval = as_lm_eval
+        self.resumes = bool(kind) and "output" not in without if resumes is None else resumes
         self.order = [name for word in order.split() for name in _GROUPS.get(word, (word,))]
         super().__init__(name, callback=self._call, help=inspect.cleandoc(function.__doc__ or ""))
         del self.params  # click's empty list
@@ -114,6 +121,16 @@ class Command(click.Command):
             if name not in _EXPECTED:
                 raise
             raise UsageError(f"{flag(name)}: {error.message.rstrip('.')}; {_EXPECTED[name]}") from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, click.Abort) as error:
+            only_shows = any(ctx.params.get(name) for name in ("dry", "dry_run", "show_prompts"))
+            if self.resumes and not only_shows:
+                click.echo(err=True)  # as click does, after the terminal's ^C
+                raise ResumableAbort from error
+            raise
 
     def _declared(self) -> Iterator[Setting]:
         hints, own = get_type_hints(self.function), dict[str, list[Setting]]()

@@ -25,7 +25,7 @@ import click
 
 from evalkit import __version__
 from evalkit.cli import benchmarks, comparing, cost, drawing, longbench, models, noise, results, ruler, study
-from evalkit.cli.parameters import SETTINGS, Commands
+from evalkit.cli.parameters import SETTINGS, Commands, ResumableAbort
 from evalkit.display import shown_activity
 from evalkit.errors import EvalkitError, SeveralErrors
 from evalkit.escape import printable
@@ -157,8 +157,10 @@ def _explained(error: BaseException) -> tuple[Sequence[str], int]:
             return (f"{error.filename}: {error.strerror}" if error.filename else str(error),), 1
         case MemoryError():
             return ("out of memory; close other programs, or give a smaller file, model or batch",), 1
-        case click.Abort() | KeyboardInterrupt():
+        case ResumableAbort():
             return ("interrupted; finished batches are saved: run the same command again to resume",), 130
+        case click.Abort() | KeyboardInterrupt():
+            return ("interrupted",), 130
         case _:
             return (_unexpected(error),), 1
 

@@ -25,6 +25,11 @@ class FirstDocuments:
     def specification(self) -> dict[str, Any]:
         return {"limit": self.count}
 
+    @property
+    def steps(self) -> list[FirstDocuments]:
+        """Return the selection alone: it continues no smaller one."""
+        return [self]
+
     def places(self, task: str, strata: Sequence[str]) -> list[int]:
         """Return the places of the first documents, in order; the `strata` of the documents give theirs cyclically."""
         if self.count is None or self.count >= len(strata):
@@ -49,10 +54,18 @@ class DocumentSample:
     count: int
     """Documents of each task; all of a task that has not more."""
     seed: int = 0
+    earlier: tuple[int, ...] = ()
+    """Sizes of the samples that this one continues, the smallest first: no batch has documents of two of them."""
 
     @property
     def specification(self) -> dict[str, Any]:
-        return {"limit": None, "sample": self.count, "seed": self.seed}
+        continued = {"earlier": list(self.earlier)} if self.earlier else {}
+        return {"limit": None, "sample": self.count, "seed": self.seed, **continued}
+
+    @property
+    def steps(self) -> list[DocumentSample]:
+        """Return the samples that this one continues, and this one last."""
+        return [DocumentSample(count, self.seed) for count in (*self.earlier, self.count)]
 
     def places(self, task: str, strata: Sequence[str]) -> list[int]:
         """Return the places of the sampled documents, in order.
@@ -90,7 +103,7 @@ def number_of(selection: DocumentSelection, total: int) -> int:
 def selection_of(specification: Mapping[str, Any]) -> DocumentSelection:
     """Return the selection that a run's specification names."""
     if (count := specification.get("sample")) is not None:
-        return DocumentSample(count, specification["seed"])
+        return DocumentSample(count, specification["seed"], tuple(specification.get("earlier", ())))
     return FirstDocuments(specification.get("limit"))
 
 

@@ -77,7 +77,8 @@ def runs_of_other_documents(folder: Path, manifest: Mapping[str, Any]) -> list[R
     """
 
     def settings(specification: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in specification.items() if name not in ("limit", "sample", "seed")}
+        selection = ("limit", "sample", "seed", "earlier")
+        return {name: value for name, value in specification.items() if name not in selection}
 
     def documents(run: Run) -> float:
         specification = run.manifest["specification"]

@@ -244,13 +244,12 @@ class Run:
 
     @cached_property
     def scores(self) -> pd.DataFrame:
-        """The score table, one row for each (task, document, choice); columns as in `ScoreRow`, then `CLUSTER`."""
-        from evalkit.runs.score_table import CLUSTER, OPTIONAL, ScoreRow
+        """The score table, one row for each (task, document, choice); columns as in `ScoreRow`, then its cluster."""
+        from evalkit.runs.score_table import COLUMNS, OPTIONAL
 
         self.require_choices()
-        columns = [*ScoreRow._fields, CLUSTER]
-        table = self.table(SCORES, [column for column in columns if column not in OPTIONAL])
-        return table.assign(**{name: value for name, value in OPTIONAL.items() if name not in table})[columns]
+        table = self.table(SCORES, [column for column in COLUMNS if column not in OPTIONAL])
+        return table.assign(**{name: value for name, value in OPTIONAL.items() if name not in table})[list(COLUMNS)]
 
     def results(self, rule: str | None = None) -> Results:
         """Return accuracies under a rule; None: the run's own rule."""

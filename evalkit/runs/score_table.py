@@ -63,7 +63,12 @@ class ScoreRow(NamedTuple):
     """Tokens that span a boundary between segments."""
     greedy: float | None = None
     """1 if every token of the continuation is the argmax, 0 if not; None for a document with choices."""
+    texts: str = ""
+    """Digest of the document's texts and gold answer, in the journal only."""
 
+
+COLUMNS = (*(name for name in ScoreRow._fields if name != "texts"), CLUSTER)
+"""Columns of the score table."""
 
 OPTIONAL = {"greedy": float("nan")}
 """Columns that tables of earlier runs lack, with their values."""
@@ -105,10 +110,9 @@ def score_table(rows: Sequence[ScoreRow], clusters: Mapping[tuple[str, int], int
     import pandas as pd
 
     table = pd.DataFrame(rows, columns=list(ScoreRow._fields))
-    numbers = [column for column in ScoreRow._fields if column.startswith("ll_") or column in OPTIONAL]
-    table = table.astype(dict.fromkeys(numbers, "float64"))
     table[CLUSTER] = [clusters.get((row.subtask, row.doc_id), row.doc_id) for row in rows]
-    return table
+    numbers = [column for column in COLUMNS if column.startswith("ll_") or column in OPTIONAL]
+    return table[list(COLUMNS)].astype(dict.fromkeys(numbers, "float64"))
 
 
 def uncounted(table: pd.DataFrame) -> pd.DataFrame:

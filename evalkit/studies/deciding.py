@@ -140,7 +140,8 @@ def decide(
         sizes = _sizes(models[0], options, progress)
         looks = samples(sizes.values(), most)
         for number, sample in enumerate(looks):
-            plans = [planned(model, {**options, "sample": sample}, progress.say) for model in models]
+            of_look = {**options, "sample": sample}
+            plans = [planned(model, of_look, progress.say, looks[:number]) for model in models]
             runs = [run_plan(plan, progress, holder) for plan, holder in zip(plans, holders, strict=True)]
             with doing("comparing"):
                 a, b = sides_of(runs, [])
@@ -168,7 +169,7 @@ def _sizes(model: str, options: Mapping[str, Any], progress: Progress) -> dict[s
     """Return the documents that each task has. Raises `UsageError` if samples of the benchmark cannot grow."""
     if "sample" in settings_of(request_type(options.get("suite"))):
         plan = planned(model, {**options, "sample": LEAST}, progress.say)
-        if benchmark(plan.manifest["kind"]).keys(plan):
+        if benchmark(plan.manifest["kind"]).shared_rows(plan):
             return {task: int(about["total"]) for task, about in plan.manifest["documents"].items()}
     raise UsageError(f"suite {options.get('suite') or DEFAULT_SUITE} has no samples that grow; choose another")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from evalkit.benchmarks.document_views import (
     DocumentKey,
     Piece,
     TaskView,
+    Texts,
     choice_text,
 )
 from evalkit.benchmarks.lm_eval.log_format import texts_of_requests
@@ -77,6 +78,11 @@ def stored_texts(run: Run, table: pd.DataFrame) -> dict[DocumentKey, ChoiceText]
     return texts
 
 
+def _stored(run: Run, table: pd.DataFrame) -> tuple[Texts, str]:
+    texts = stored_texts(run, table)
+    return texts, "" if texts else NO_SAMPLES
+
+
 def task_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
     """Yield the tasks of a finished run; texts and generated answers are in the sample files. See `Benchmark.views`."""
     from evalkit.runs.accuracies import available_rules
@@ -88,8 +94,7 @@ def task_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]
             continue
         if task in with_choices:
             table = run.scores[run.scores["task"] == task].reset_index(drop=True)
-            texts = stored_texts(run, table)
-            yield ChoiceView(task, table, tuple(available_rules(run.scores)), texts, "" if texts else NO_SAMPLES)
+            yield ChoiceView(task, table, tuple(available_rules(run.scores)), partial(_stored, run, table))
         else:
             # With the first metric that lm-eval computed
             first = next(iter(entry["metrics"]), _NO_METRIC)

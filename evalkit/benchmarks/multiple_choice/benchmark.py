@@ -57,7 +57,7 @@ class MultipleChoice(Benchmark):
 
     kind = "multiple_choice"
     row = ScoreRow
-    key = ("subtask", "doc_id")
+    key = ("subtask", "doc_id", "texts")
     results_form: ClassVar[type[Stored]] = _ChoiceResults
 
     request = lazy("evalkit.benchmarks.request:SuiteRequest")
@@ -84,10 +84,8 @@ class MultipleChoice(Benchmark):
         suite = resolve_suite(request, say)
         return plan_tasks(request, say) if suite is None else plan_suite(request, suite, say)
 
-    def keys(self, plan: ChoicePlan) -> set[Key]:
-        if plan.prompts.choice_orders > 1:  # how many orders a document has depends on the others
-            return set()
-        return {part.key_of(question) for part in plan.parts for question in part.questions}
+    def shared_rows(self, plan: ChoicePlan) -> list[tuple[int, set[Key]]]:
+        return [(part.step, set(map(part.key_of, part.questions))) for part in plan.steps]
 
     def is_missing(self, plan: ChoicePlan, finished: FinishedRows) -> bool:
         return any(part.is_missing(finished) for part in plan.parts)

@@ -66,6 +66,8 @@ class EncodedQuestion:
     sequences: tuple[TokenSequence, ...]
     unconditional: tuple[TokenSequence, ...] = ()
     """The choices without the context, if a rule needs them (`pmi`)."""
+    texts_digest: str = ""
+    """Of a question without its texts."""
 
 
 class Prompter:
@@ -308,8 +310,8 @@ class EncodedQuestions:
             for (start, stop), cuts in zip(pairwise(bounds), self.cuts[first:end].tolist(), strict=True)
         )
         count = len(question.contexts)
-        question = replace(question, contexts=(), continuations=(), gaps=(), alone=(), doc={})
-        return EncodedQuestion(question, sequences[:count], sequences[count:])
+        without = replace(question, contexts=(), continuations=(), gaps=(), alone=(), doc={})
+        return EncodedQuestion(without, sequences[:count], sequences[count:], question.texts_digest)
 
 
 def question_sequences(encoded: Iterable[EncodedQuestion], scored: frozenset[int]) -> Sequences:
@@ -330,7 +332,7 @@ def question_rows(encoded: EncodedQuestion, scores: Sequence[Scores], scored: fr
         document = (question.task, question.subtask, question.doc_id, choice, count, question.gold)
         likelihoods = [total if code in scored else None for code, total in enumerate(sums[choice])]
         sizes = (len(option), len(option.encode("utf-8")), sequence.truncated, sequence.straddles)
-        yield ScoreRow._make((*document, *likelihoods, *counts[choice], alone, *sizes, greedy))
+        yield ScoreRow._make((*document, *likelihoods, *counts[choice], alone, *sizes, greedy, encoded.texts_digest))
 
 
 def _segment_sums(

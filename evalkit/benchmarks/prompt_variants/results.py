@@ -32,7 +32,7 @@ from evalkit.escape import part_name
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import decide, find_rule
-from evalkit.runs.score_table import ACCURACY, CLUSTER, FRACTION, MARGIN, ScoreRow, outcome_of, weighted
+from evalkit.runs.score_table import ACCURACY, CLUSTER, COLUMNS, FRACTION, MARGIN, outcome_of, weighted
 from evalkit.stats.estimates import Floats, error_of_average
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class PromptTables:
 
 
 def prompt_tables(run: Run) -> PromptTables:
-    columns = [*ScoreRow._fields, CLUSTER, PROMPT]
+    columns = [*COLUMNS, PROMPT]
     return PromptTables(run.table(PROMPTS, columns)[columns])
 
 

@@ -137,9 +137,10 @@ class GivenReading:
         if self.variant == INTEGRAL and "num_signals" not in settings:
             raise UsageError("integral attention has a number of signals in each head; give --signals")
         count = config["num_hidden_layers"]
-        which: str | list[int] = self.layers or "all"
-        if re.fullmatch(r"\d+(,\d+)*", which):
-            which = [int(number) for number in which.split(",")]
+        written = self.layers or "all"
+        which: str | list[int] = written
+        if re.fullmatch(r"\d+(,\d+)*", written):
+            which = [int(number) for number in written.split(",")]
         layers = upto_last(settings, layers_of(which, count), count)
         return kept | settings | {"attention_variant": self.variant, "variant_layers": layers}
 
