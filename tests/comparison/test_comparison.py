@@ -170,6 +170,8 @@ def test_subjects_that_count_the_same(tmp_path: Path) -> None:
         assert (task.won, task.lost) == (int((right[1] > right[0]).sum()), int((right[1] < right[0]).sum()))
         if not earlier:
             assert task.stderr == pytest.approx(expected(right[1] - right[0])[1])
+    [note] = [text for text in comparison_report([comparison]).parts[0].notes if "counts the same" in text]
+    assert "MMLU" in note
     pairing = pair(Side("a", (a,)), Side("b", (b,)), {})
     each = subject_differences(pairing, pairing.tasks[0], "acc")
     assert np.mean([of.difference for of in each]) == pytest.approx(expected(right[1] - right[0])[0])
