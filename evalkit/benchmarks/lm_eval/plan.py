@@ -20,6 +20,7 @@ from typing import Any
 
 from evalkit.benchmarks.lm_eval.batches import Encoding, TextFacts, continuations_of, prompts_of
 from evalkit.benchmarks.lm_eval.requests import GENERATED, ModelRequest, group_by_task, requests_of
+from evalkit.benchmarks.lm_eval.task_checks import task_caveats
 from evalkit.benchmarks.lm_eval.tasks import (
     RandomState,
     TaskSet,
@@ -71,6 +72,17 @@ class TaskPlan:
         with doing("building requests"):
             tasks = self.tasks.tasks.values()
             return group_by_task(instance for task in tasks for instance in build_requests(task, self.request.limit))
+
+    @cached_property
+    def caveats(self) -> dict[str, list[str]]:
+        """Task → what makes its metrics doubtful; `task_checks.task_caveats` says what raises an error."""
+        _ = self.requests
+        caveats = {}
+        with quiet_lm_eval():
+            for name, task in self.tasks.tasks.items():
+                with reading_as(f"task {name}", "documents to measure", DataError):
+                    caveats[name] = task_caveats(task)
+        return caveats
 
     @property
     def folder(self) -> Path:

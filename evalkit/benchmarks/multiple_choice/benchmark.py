@@ -103,6 +103,8 @@ class MultipleChoice(Benchmark):
 
         scores = pd.concat([part.scores(finished) for part in plan.parts], ignore_index=True)
         writer.save_table(SCORES, scores)
+        if plan.caveats:
+            writer.save_manifest(caveats=plan.caveats)
         manifest = writer.manifest
         seconds = dict.fromkeys(plan.suite.tasks, 0.0) | finished.seconds
         by_rule = summarise_all(scores, manifest)
@@ -118,6 +120,8 @@ class MultipleChoice(Benchmark):
             task["seconds"] = round(seconds[task["task"]], 3)
         content["rules"] = {rule: results.to_json() for rule, results in by_rule.items()}
         content["samples"] = samples
+        if plan.caveats:
+            content["caveats"] = plan.caveats
         writer.save_results(content)
 
     def options_outside_id(self, options: Mapping[str, Any]) -> frozenset[str]:

@@ -324,6 +324,17 @@ class ChoicePlan:
 
         return remembered("questions", self.documents_key, load)
 
+    @cached_property
+    def caveats(self) -> dict[str, list[str]]:
+        """Task → what makes its accuracy doubtful."""
+        from evalkit.benchmarks.lm_eval.task_checks import repeated_prompts
+
+        caveats = {}
+        for task, questions in self.questions.items():
+            if found := repeated_prompts((question.contexts, question.continuations) for question in questions):
+                caveats[task] = found
+        return caveats
+
     def selected(self, selection: DocumentSelection, estimate: int | None = None) -> dict[str, list[Question]]:
         """Return the questions of a selection of documents; arguments as of `question_loading.load_questions`."""
         from evalkit.benchmarks.multiple_choice.question_loading import load_questions

@@ -1,0 +1,232 @@
+"""Checks of the documents, prompts and solved examples of lm-eval's tasks, about which lm-eval logs a warning or nothing.
+
+In: a loaded task, or the requests that lm-eval has built of it. Out: caveats of its metrics, with numbers of documents;
+a task without any valid reference is a `DataError`. Solved examples never have the content of the evaluated document.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from evalkit.compatibility.names import replaced
+from evalkit.errors import DataError
+from evalkit.escape import counted, printable
+
+if TYPE_CHECKING:
+    import logging
+
+_SHOWN = 40
+"""Characters of a document's value in a message."""
+_NAME = re.compile(r"Group '(?P<group>[^']+)': |\[(?:Task: )?(?P<task>[^]]+)\] ")
+"""Beginning of lm-eval's warnings about a group or a task."""
+_GOLD_WARNING = "Label index was not in"
+_LONGEST_WARNING, _MOST_WARNINGS = 200, 3
+"""Characters of each text, and texts of one kind."""
+
+
+def fix_documents(task: Any) -> None:
+    """Make a task return the same evaluated documents at each access.
+
+    lm-eval calls the `process_docs` of a task file at each access. One that shuffles without a seed would return other
+    documents when lm-eval measures the answers than when it built the requests.
+    """
+    documents = task.eval_docs
+    split = "test_docs" if task.has_test_docs() else "validation_docs"
+    setattr(task, split, lambda: documents)
+
+
+def exclude_evaluated_document(task: Any) -> None:
+    """Make a task draw its solved examples from documents with another content than the evaluated one.
+
+    lm-eval excludes the document only if the task file names one split for both, and only if all fields are equal.
+    Where lm-eval's examples have another content, they are lm-eval's.
+    """
+    if not hasattr(task, "sampler") or not hasattr(task, "fewshot_cfg"):
+        return
+    fewshot_context = task.fewshot_context
+
+    def with_other_examples(doc: Any, *arguments: Any, **options: Any) -> Any:
+        with replaced(task.sampler, sample=lambda draw: partial(_examples, task, doc, draw)):
+            return fewshot_context(doc, *arguments, **options)
+
+    task.fewshot_context = with_other_examples
+
+
+def _examples(task: Any, doc: Any, draw: Callable[..., Sequence[Any]], n: int, **options: Any) -> Sequence[Any]:
+    sampler, name = task.sampler, task.task_name
+    before = sampler.rnd.getstate()
+    examples = draw(n=n, **options)
+    for example in examples:
+        _check_example(task, example)
+    if not any(_are_same(task, doc, example) for example in examples):
+        return examples
+    after = sampler.rnd.getstate()
+    others = [example for example in sampler.df if not _are_same(task, doc, example)]
+    if len(others) < n:
+        found = counted(len(others), "few-shot example")
+        raise DataError(f"task {name}: expected {n}, found {found} apart from the document itself; lower --num-fewshot")
+    sampler.rnd.setstate(before)
+    with replaced(sampler, df=lambda _: others):
+        examples = draw(n=n)
+    # Later documents have lm-eval's examples
+    sampler.rnd.setstate(after)
+    if any(_are_same(task, doc, example) for example in examples):
+        raise DataError(
+            f"task {name}: its sampler draws the evaluated document as a solved example; name another fewshot_split"
+        )
+    return examples
+
+
+def _are_same(task: Any, doc: Any, example: Any) -> bool:
+    """Whether an example has the question and the options, in any order, of a document; without options, its target."""
+    form = task.fewshot_cfg
+    has_its_fields = example.keys() <= doc.keys()
+    return _content(task, example, form) == _content(task, doc, form if has_its_fields else task.config)
+
+
+def _content(task: Any, doc: Any, form: Any) -> tuple[str, list[str]]:
+    question = " ".join(str(task.doc_to_text(doc, form.doc_to_text)).split())
+    if form.doc_to_choice:
+        return question, sorted(map(str, task.doc_to_choice(doc, form.doc_to_choice)))
+    return question, [str(task.doc_to_target(doc, form.doc_to_target))]
+
+
+def _check_example(task: Any, example: Any) -> None:
+    """Raise a `DataError` if a gold index is negative, of which lm-eval would show a choice counted from the end."""
+    form = task.fewshot_cfg
+    if not form.doc_to_choice:
+        return
+    gold = task.doc_to_target(example, form.doc_to_target)
+    if isinstance(gold, int) and gold < 0:
+        raise DataError(f"task {task.task_name}: a solved example has the gold answer {gold}; name a labelled split")
+
+
+def task_caveats(task: Any) -> list[str]:
+    """Return what makes the metrics of a task doubtful, from the requests that lm-eval has built.
+
+    Raises a `DataError` if lm-eval needs references and no document has a valid one.
+    """
+    requests: dict[int, list[Any]] = {}
+    for instance in task.instances:
+        requests.setdefault(instance.doc_id, []).append(instance)
+    documents = {doc_id: members[0].doc for doc_id, members in requests.items()}
+    caveats = [*_reference_caveats(task, documents)]
+    if task.OUTPUT_TYPE == "multiple_choice":
+        empty = [doc_id for doc_id, doc in documents.items() if "" in task.doc_to_choice(doc)]
+        caveats += _of_documents(empty, len(documents), "a choice is empty")
+    first = {doc_id: members[0].args[0] for doc_id, members in requests.items()}
+    without_prompt = [doc_id for doc_id, context in first.items() if not context.strip()]
+    # The prompt of all documents may be empty, as in BLiMP, where only the choices differ
+    if len(without_prompt) < len(documents):
+        what = "the text is empty" if task.OUTPUT_TYPE == "loglikelihood_rolling" else "the prompt is empty"
+        caveats += _of_documents(without_prompt, len(documents), what)
+    texts = (tuple(_texts(members)) for members in requests.values())
+    return [*caveats, *repeated_prompts(texts)]
+
+
+def _texts(instances: Iterable[Any]) -> Iterator[str]:
+    for instance in instances:
+        yield from (part for part in instance.args if isinstance(part, str))
+
+
+def repeated_prompts(documents: Iterable[Hashable]) -> list[str]:
+    """Return a caveat if most documents share their requests with others, as with a prompt that lacks the question.
+
+    Args:
+        documents: contexts and continuations of each document.
+    """
+    numbers = Counter(documents)
+    total, distinct = numbers.total(), len(numbers)
+    if total > 1 and distinct == 1:
+        return [f"{total:,} documents have one and the same prompt"]
+    if 2 * distinct < total:
+        return [f"{total:,} documents have {distinct:,} prompts, {max(numbers.values()):,} of them the same one"]
+    return []
+
+
+def _reference_caveats(task: Any, documents: dict[int, Any]) -> list[str]:
+    problems = {doc_id: problem for doc_id, doc in documents.items() if (problem := _reference_problem(task, doc))}
+    if not problems:
+        return []
+    doc_id, (problem, is_answerable) = next(iter(problems.items()))
+    if len(problems) == len(documents) and not any(answerable for _, answerable in problems.values()):
+        raise DataError(
+            f"task {task.task_name}: no document has a valid reference, document {doc_id} for one: {problem}; correct "
+            "the documents, or doc_to_target in the task file"
+        )
+    return _of_documents([*problems], len(documents), problem)
+
+
+def _reference_problem(task: Any, doc: Any) -> tuple[str, bool] | None:
+    """Return why a document's reference is not valid, and whether an answer can be right nevertheless.
+
+    None for a valid reference, and if lm-eval does not read it: the task has its own metrics.
+    """
+    if _has_own_metrics(task):
+        return None
+    gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
+    golds = gold if isinstance(gold, list) else [gold]
+    shown = printable(repr(gold))[:_SHOWN]
+    if task.OUTPUT_TYPE in ("multiple_choice", "generate_until") and task.config.doc_to_choice is not None:
+        choices = task.doc_to_choice(doc)
+        are_valid = [_is_choice(one, choices) for one in golds]
+        if are_valid and all(are_valid):
+            return None
+        return f"gold answer {shown} is not one of the {len(choices)} choices", any(are_valid)
+    if task.OUTPUT_TYPE == "loglikelihood_rolling" or any(one not in (None, "") for one in golds):
+        return None
+    return f"the reference is {shown}", False
+
+
+def _has_own_metrics(task: Any) -> bool:
+    from lm_eval.api.task import ConfigurableTask
+
+    if callable(getattr(task.config, "process_results", None)):
+        return True
+    if getattr(type(task), "process_results", None) is not ConfigurableTask.process_results:
+        return True
+    names = [entry["metric"] for entry in task.config.metric_list or ()]
+    return any(callable(name) or name == "bypass" for name in names)
+
+
+def _is_choice(gold: Any, choices: Sequence[str]) -> bool:
+    """Whether a gold answer is the index or the text of a choice, as lm-eval reads it."""
+    if isinstance(gold, str):
+        return gold in choices
+    return isinstance(gold, (int, float)) and gold in range(len(choices))
+
+
+def _of_documents(doc_ids: Sequence[int], total: int, what: str) -> list[str]:
+    if not doc_ids:
+        return []
+    return [f"{len(doc_ids):,} of {total:,} documents, document {doc_ids[0]} for one: {what}"]
+
+
+def logged_caveats(warnings: Iterable[logging.LogRecord]) -> Iterator[tuple[str, str]]:
+    """Yield lm-eval's warnings about results: the task or group, otherwise "lm-eval", and one text for each kind.
+
+    Gold answers that are no choice are left out, since `task_caveats` has the number of their documents.
+    """
+    texts: dict[tuple[str, str], list[str]] = {}
+    for record in warnings:
+        name, text = _named(printable(record.getMessage()))
+        if not text.startswith(_GOLD_WARNING):
+            kind = name, f"{record.pathname}:{record.lineno}"
+            texts.setdefault(kind, []).append(text)
+    for (name, _), members in texts.items():
+        distinct = list(dict.fromkeys(members))
+        shown = "; ".join(text[:_LONGEST_WARNING] for text in distinct[:_MOST_WARNINGS])
+        more = len(distinct) - _MOST_WARNINGS
+        yield name, f"lm-eval: {shown}" + f"; and {more:,} more" * (more > 0)
+
+
+def _named(warning: str) -> tuple[str, str]:
+    """Return the task or group that a warning begins with, and the rest of its text."""
+    match = _NAME.match(warning)
+    if match is None:
+        return "lm-eval", warning
+    return match["group"] or match["task"], warning[match.end() :]
