@@ -191,7 +191,7 @@ def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
     groups = [entries[name] | {"tasks": results["group_subtasks"].get(name, [])} for name in results.get("groups", {})]
     # Only suites have "averages"; lm-eval's groups define their own aggregation
     content: dict[str, Any] = {"tasks": [entries[name] for name in tasks], "groups": groups, "averages": []}
-    content |= {"samples": with_samples, "task_hashes": hashes} | ({"caveats": caveats} if caveats else {})
+    content |= {"samples": with_samples, "task_hashes": hashes}
     writer.save_results(json.loads(json.dumps(content, default=json_value)))
 
 

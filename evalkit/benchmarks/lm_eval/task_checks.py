@@ -1,18 +1,19 @@
-"""Checks of the documents, prompts and solved examples of lm-eval's tasks, about which lm-eval logs a warning or nothing.
+"""Checks of the documents, prompts and solved examples of lm-eval's tasks.
 
-In: a loaded task, or the requests that lm-eval has built of it. Out: caveats of its metrics, with numbers of documents;
-a task without any valid reference is a `DataError`. Solved examples never have the content of the evaluated document.
+In: a loaded task, the requests that lm-eval has built of it, or lm-eval's own warnings. Out: caveats of its metrics,
+with numbers of documents; a task without any valid reference is a `DataError`. Solved examples never have the content
+of the evaluated document.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.compatibility.names import replaced
+from evalkit.data.sampling import repeated_prompts
 from evalkit.errors import DataError
 from evalkit.escape import counted, printable
 
@@ -26,6 +27,12 @@ _NAME = re.compile(r"Group '(?P<group>[^']+)': |\[(?:Task: )?(?P<task>[^]]+)\] "
 _GOLD_WARNING = "Label index was not in"
 _LONGEST_WARNING, _MOST_WARNINGS = 200, 3
 """Characters of each text, and texts of one kind."""
+
+
+class ReferenceProblem(NamedTuple):
+    text: str
+    is_answerable: bool
+    """Whether an answer can be right nevertheless: one of several gold answers is valid."""
 
 
 def fix_documents(task: Any) -> None:
@@ -133,53 +140,41 @@ def _texts(instances: Iterable[Any]) -> Iterator[str]:
         yield from (part for part in instance.args if isinstance(part, str))
 
 
-def repeated_prompts(documents: Iterable[Hashable]) -> list[str]:
-    """Return a caveat if most documents share their requests with others, as with a prompt that lacks the question.
-
-    Args:
-        documents: contexts and continuations of each document.
-    """
-    numbers = Counter(documents)
-    total, distinct = numbers.total(), len(numbers)
-    if total > 1 and distinct == 1:
-        return [f"{total:,} documents have one and the same prompt"]
-    if 2 * distinct < total:
-        return [f"{total:,} documents have {distinct:,} prompts, {max(numbers.values()):,} of them the same one"]
-    return []
-
-
-def _reference_caveats(task: Any, documents: dict[int, Any]) -> list[str]:
-    problems = {doc_id: problem for doc_id, doc in documents.items() if (problem := _reference_problem(task, doc))}
+def _reference_caveats(task: Any, documents: Mapping[int, Any]) -> list[str]:
+    problems = {}
+    for doc_id, doc in documents.items():
+        if (problem := _reference_problem(task, doc)) is not None:
+            problems[doc_id] = problem
     if not problems:
         return []
-    doc_id, (problem, is_answerable) = next(iter(problems.items()))
-    if len(problems) == len(documents) and not any(answerable for _, answerable in problems.values()):
+    doc_id, first = next(iter(problems.items()))
+    unanswerable = [problem for problem in problems.values() if not problem.is_answerable]
+    if len(unanswerable) == len(documents):
         raise DataError(
-            f"task {task.task_name}: no document has a valid reference, document {doc_id} for one: {problem}; correct "
-            "the documents, or doc_to_target in the task file"
+            f"task {task.task_name}: no document has a valid reference, document {doc_id} for one: {first.text}; "
+            "correct the documents, or doc_to_target in the task file"
         )
-    return _of_documents([*problems], len(documents), problem)
+    return _of_documents([*problems], len(documents), first.text)
 
 
-def _reference_problem(task: Any, doc: Any) -> tuple[str, bool] | None:
-    """Return why a document's reference is not valid, and whether an answer can be right nevertheless.
-
-    None for a valid reference, and if lm-eval does not read it: the task has its own metrics.
-    """
+def _reference_problem(task: Any, doc: Any) -> ReferenceProblem | None:
+    """Return why a document's reference is not valid; None if it is, or if the task's own metrics read it."""
     if _has_own_metrics(task):
         return None
     gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
     golds = gold if isinstance(gold, list) else [gold]
     shown = printable(repr(gold))[:_SHOWN]
-    if task.OUTPUT_TYPE in ("multiple_choice", "generate_until") and task.config.doc_to_choice is not None:
+    has_choices = task.OUTPUT_TYPE in ("multiple_choice", "generate_until") and task.config.doc_to_choice is not None
+    if has_choices:
         choices = task.doc_to_choice(doc)
-        are_valid = [_is_choice(one, choices) for one in golds]
-        if are_valid and all(are_valid):
+        is_answerable = any(_is_choice(one, choices) for one in golds)
+        if is_answerable and not any(_is_beyond(one, choices) for one in golds):
             return None
-        return f"gold answer {shown} is not one of the {len(choices)} choices", any(are_valid)
-    if task.OUTPUT_TYPE == "loglikelihood_rolling" or any(one not in (None, "") for one in golds):
-        return None
-    return f"the reference is {shown}", False
+        return ReferenceProblem(f"gold answer {shown} is not one of the {len(choices)} choices", is_answerable)
+    is_empty = all(one in (None, "") for one in golds)
+    if is_empty and task.OUTPUT_TYPE != "loglikelihood_rolling":
+        return ReferenceProblem(f"the reference is {shown}", is_answerable=False)
+    return None
 
 
 def _has_own_metrics(task: Any) -> bool:
@@ -198,6 +193,12 @@ def _is_choice(gold: Any, choices: Sequence[str]) -> bool:
     if isinstance(gold, str):
         return gold in choices
     return isinstance(gold, (int, float)) and gold in range(len(choices))
+
+
+def _is_beyond(gold: Any, choices: Sequence[str]) -> bool:
+    """Whether one of several gold answers is no choice; a negative index fills a list of fixed length."""
+    is_padding = isinstance(gold, int) and gold < 0
+    return not is_padding and not _is_choice(gold, choices)
 
 
 def _of_documents(doc_ids: Sequence[int], total: int, what: str) -> list[str]:

@@ -120,8 +120,6 @@ class MultipleChoice(Benchmark):
             task["seconds"] = round(seconds[task["task"]], 3)
         content["rules"] = {rule: results.to_json() for rule, results in by_rule.items()}
         content["samples"] = samples
-        if plan.caveats:
-            content["caveats"] = plan.caveats
         writer.save_results(content)
 
     def options_outside_id(self, options: Mapping[str, Any]) -> frozenset[str]:

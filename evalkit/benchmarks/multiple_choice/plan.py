@@ -28,6 +28,7 @@ from evalkit.benchmarks.prompt_variants.prompt_sets import Order, PromptSet, in_
 from evalkit.benchmarks.request import DEFAULT_SUITE, SuiteRequest, numerics, provenance, remembered, shared_library
 from evalkit.data import Library
 from evalkit.data.requests import request_tasks
+from evalkit.data.sampling import repeated_prompts
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, RunError, UsageError
 from evalkit.models.loading.locate import Checkpoint
@@ -327,8 +328,6 @@ class ChoicePlan:
     @cached_property
     def caveats(self) -> dict[str, list[str]]:
         """Task → what makes its accuracy doubtful."""
-        from evalkit.benchmarks.lm_eval.task_checks import repeated_prompts
-
         caveats = {}
         for task, questions in self.questions.items():
             if found := repeated_prompts((question.contexts, question.continuations) for question in questions):
