@@ -200,6 +200,7 @@ def _evaluated(
 ) -> tuple[dict[str, Any], list[logging.LogRecord]]:
     """Return the results of lm-eval's `evaluate`, and the warnings that it has logged."""
     import lm_eval.evaluator
+    import numpy as np
 
     tasks = plan.tasks
     warnings: list[logging.LogRecord] = []
@@ -209,7 +210,8 @@ def _evaluated(
         task.process_results = reading_as(f"task {name}", "answers to measure", DataError)(task.process_results)
     loaded = {"tasks": tasks.tasks, "groups": tasks.groups}
     reading = reading_as(f"tasks {', '.join(tasks.names)}", "answers to evaluate", DataError)
-    with quiet_lm_eval(writer.say, warnings), reading:
+    # acc_norm divides by the length of an empty choice, which is a caveat
+    with quiet_lm_eval(writer.say, warnings), reading, np.errstate(divide="ignore", invalid="ignore"):
         evaluated = lm_eval.evaluator.evaluate(answers, loaded, limit=plan.request.limit, log_samples=True)
         return dict(evaluated), warnings
 

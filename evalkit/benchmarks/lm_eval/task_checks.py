@@ -143,7 +143,7 @@ def _texts(instances: Iterable[Any]) -> Iterator[str]:
 def _reference_caveats(task: Any, documents: Mapping[int, Any]) -> list[str]:
     problems = {}
     for doc_id, doc in documents.items():
-        if (problem := _reference_problem(task, doc)) is not None:
+        if (problem := _reference_problem(task, doc_id, doc)) is not None:
             problems[doc_id] = problem
     if not problems:
         return []
@@ -157,8 +157,11 @@ def _reference_caveats(task: Any, documents: Mapping[int, Any]) -> list[str]:
     return _of_documents([*problems], len(documents), first.text)
 
 
-def _reference_problem(task: Any, doc: Any) -> ReferenceProblem | None:
-    """Return why a document's reference is not valid; None if it is, or if the task's own metrics read it."""
+def _reference_problem(task: Any, doc_id: int, doc: Any) -> ReferenceProblem | None:
+    """Return why a document's reference is not valid; None if it is, or if the task's own metrics read it.
+
+    A gold answer of a type that lm-eval fails on is a `DataError`.
+    """
     if _has_own_metrics(task):
         return None
     gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
@@ -167,6 +170,16 @@ def _reference_problem(task: Any, doc: Any) -> ReferenceProblem | None:
     has_choices = task.OUTPUT_TYPE in ("multiple_choice", "generate_until") and task.config.doc_to_choice is not None
     if has_choices:
         choices = task.doc_to_choice(doc)
+        # lm-eval reads the first document's to find out whether there are several
+        are_several = isinstance(gold, list)
+        texts_are_read = task.OUTPUT_TYPE == "multiple_choice" and not are_several
+        read = (int, str) if texts_are_read else int
+        are_read = all(isinstance(one, read) for one in golds)
+        if not are_read or are_several != bool(task.multiple_target):
+            raise DataError(
+                f"{task.task_name} document {doc_id}: gold answer {shown} is not the number of a choice, or is a list "
+                "unlike the first document's"
+            )
         is_answerable = any(_is_choice(one, choices) for one in golds)
         if is_answerable and not any(_is_beyond(one, choices) for one in golds):
             return None
@@ -188,14 +201,14 @@ def _has_own_metrics(task: Any) -> bool:
     return any(callable(name) or name == "bypass" for name in names)
 
 
-def _is_choice(gold: Any, choices: Sequence[str]) -> bool:
+def _is_choice(gold: int | str, choices: Sequence[str]) -> bool:
     """Whether a gold answer is the index or the text of a choice, as lm-eval reads it."""
     if isinstance(gold, str):
         return gold in choices
-    return isinstance(gold, (int, float)) and gold in range(len(choices))
+    return gold in range(len(choices))
 
 
-def _is_beyond(gold: Any, choices: Sequence[str]) -> bool:
+def _is_beyond(gold: int | str, choices: Sequence[str]) -> bool:
     """Whether one of several gold answers is no choice; a negative index fills a list of fixed length."""
     is_padding = isinstance(gold, int) and gold < 0
     return not is_padding and not _is_choice(gold, choices)
