@@ -48,6 +48,7 @@ CHOICES = [
 WORDS = [
     {"text": f"The word is {word}\n", "answer": word} for word in ("the", "of", "and", "a", "in", "to", "it", "is")
 ]
+PAIRS = [document | {"choices": document["choices"][:2]} for document in CHOICES]
 Importer = Callable[..., list[Run]]
 Evaluate = Callable[..., Run]
 
@@ -244,7 +245,7 @@ def _shuffled_log(checkpoint: Path, folder: Path, task: dict[str, Any], **evalua
     (folder / "tasks").mkdir(parents=True)
     code = "def shuffled(documents):\n    return documents.shuffle()\n"
     (folder / "tasks" / "code.py").write_text(code, encoding="utf-8")
-    path = write_task(folder / "tasks", task, CHOICES if "choices" in str(task) else WORDS)
+    path = write_task(folder / "tasks", task, PAIRS if task["output_type"] == "multiple_choice" else WORDS)
     path.write_text(f"{path.read_text(encoding='utf-8')}process_docs: !function code.shuffled\n", encoding="utf-8")
     return lm_eval_log(checkpoint, folder, (task["task"],), include_path=str(folder / "tasks"), **evaluation)
 
@@ -257,17 +258,17 @@ def test_a_log_whose_documents_were_shuffled(
     task = CHOICE | {"task": "shuffled", "metric_list": metrics}
     [path] = _shuffled_log(checkpoint, tmp_path / "log", task)
     [run] = imported([path])
-    write_task(tmp_path / "straight", task, CHOICES)
+    write_task(tmp_path / "straight", task, PAIRS)
     [straight] = imported(
         lm_eval_log(checkpoint, tmp_path / "other", ("shuffled",), include_path=str(tmp_path / "straight"))
     )
     for rule in RULES:
-        assert same(straight, run, rule) == len(CHOICES)
+        assert same(straight, run, rule) == len(PAIRS)
         assert run.results(rule).average.accuracy == straight.results(rule).average.accuracy
     shown = [{m["metric"]: m["value"] for m in each.stored["tasks"][0]["metrics"]} for each in (run, straight)]
     assert shown[0] == shown[1]
     [caveat] = run.manifest["caveats"]["shuffled"]
-    assert f"of {len(CHOICES)} documents against another" in caveat and "caveats" not in straight.manifest
+    assert f"of {len(PAIRS)} documents against another" in caveat and "caveats" not in straight.manifest
     # Without the answered document, or without its accuracies, only lm-eval's numbers would be left
     for log, where in (
         (_shuffled_log(checkpoint, tmp_path / "part", task, limit=2), "document"),
