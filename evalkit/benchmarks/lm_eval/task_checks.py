@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from evalkit.compatibility.lm_eval import reads_references
 from evalkit.compatibility.names import replaced
 from evalkit.data.sampling import repeated_prompts
 from evalkit.errors import DataError
@@ -74,8 +75,8 @@ def _examples(task: Any, doc: Any, draw: Callable[..., Sequence[Any]], n: int, *
     after = sampler.rnd.getstate()
     others = [example for example in sampler.df if not _are_same(task, doc, example)]
     if len(others) < n:
-        found = counted(len(others), "few-shot example")
-        raise DataError(f"task {name}: expected {n}, found {found} apart from the document itself; lower --num-fewshot")
+        count = counted(len(others), "few-shot example")
+        raise DataError(f"task {name}: expected {n}, found {count} apart from the document itself; lower --num-fewshot")
     sampler.rnd.setstate(before)
     with replaced(sampler, df=lambda _: others):
         examples = draw(n=n)
@@ -162,7 +163,7 @@ def _reference_problem(task: Any, doc_id: int, doc: Any) -> ReferenceProblem | N
 
     A gold answer of a type that lm-eval fails on is a `DataError`.
     """
-    if _has_own_metrics(task):
+    if not reads_references(task):
         return None
     gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
     golds = gold if isinstance(gold, list) else [gold]
@@ -174,31 +175,20 @@ def _reference_problem(task: Any, doc_id: int, doc: Any) -> ReferenceProblem | N
         are_several = isinstance(gold, list)
         texts_are_read = task.OUTPUT_TYPE == "multiple_choice" and not are_several
         read = (int, str) if texts_are_read else int
-        are_read = all(isinstance(one, read) for one in golds)
+        are_read = all(isinstance(answer, read) for answer in golds)
         if not are_read or are_several != bool(task.multiple_target):
             raise DataError(
                 f"{task.task_name} document {doc_id}: gold answer {shown} is not the number of a choice, or is a list "
                 "unlike the first document's"
             )
-        is_answerable = any(_is_choice(one, choices) for one in golds)
-        if is_answerable and not any(_is_beyond(one, choices) for one in golds):
+        is_answerable = any(_is_choice(answer, choices) for answer in golds)
+        if is_answerable and not any(_is_beyond(answer, choices) for answer in golds):
             return None
         return ReferenceProblem(f"gold answer {shown} is not one of the {len(choices)} choices", is_answerable)
-    is_empty = all(one in (None, "") for one in golds)
+    is_empty = all(answer in (None, "") for answer in golds)
     if is_empty and task.OUTPUT_TYPE != "loglikelihood_rolling":
         return ReferenceProblem(f"the reference is {shown}", is_answerable=False)
     return None
-
-
-def _has_own_metrics(task: Any) -> bool:
-    from lm_eval.api.task import ConfigurableTask
-
-    if callable(getattr(task.config, "process_results", None)):
-        return True
-    if getattr(type(task), "process_results", None) is not ConfigurableTask.process_results:
-        return True
-    names = [entry["metric"] for entry in task.config.metric_list or ()]
-    return any(callable(name) or name == "bypass" for name in names)
 
 
 def _is_choice(gold: int | str, choices: Sequence[str]) -> bool:

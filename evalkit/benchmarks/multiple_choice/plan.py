@@ -330,8 +330,8 @@ class ChoicePlan:
         """Task → what makes its accuracy doubtful."""
         caveats = {}
         for task, questions in self.questions.items():
-            if found := repeated_prompts((question.contexts, question.continuations) for question in questions):
-                caveats[task] = found
+            if texts := repeated_prompts((question.contexts, question.continuations) for question in questions):
+                caveats[task] = texts
         return caveats
 
     def selected(self, selection: DocumentSelection, estimate: int | None = None) -> dict[str, list[Question]]:

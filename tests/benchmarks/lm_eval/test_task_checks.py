@@ -115,6 +115,17 @@ def test_a_gold_answer_that_lm_eval_fails_on(run: Evaluate, monkeypatch: pytest.
         run(CHOICE | FIELD, [*documents[:2], documents[2] | {"gold": gold}, documents[3]])
 
 
+@pytest.mark.parametrize("gold", [5, -1, None, "A", "1", 1.5])
+def test_under_evalkits_rules_every_document_has_a_gold_answer(
+    run: Evaluate, monkeypatch: pytest.MonkeyPatch, gold: Any
+) -> None:
+    monkeypatch.setattr("evalkit.models.loading.load.load", None)
+    before = {str: str, float: float}.get(type(gold), int)
+    documents = [document | {"gold": before(document["gold"])} for document in FRUITS]
+    with pytest.raises(DataError, match=r"own document \d+: gold answer"):
+        run(CHOICE | FIELD, [*documents[:2], documents[2] | {"gold": gold}, documents[3]], template="plain")
+
+
 def test_several_gold_answers(run: Evaluate) -> None:
     """A list is valid with one choice in it; a negative index fills lists of one length."""
     config = CHOICE | FIELD
