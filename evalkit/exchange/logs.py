@@ -275,20 +275,21 @@ def _with_answered_documents(log: LoggedTask) -> LoggedTask:
     mixed = [sample for sample in log.samples if sample.doc_hash != _document_hash(sample)]
     if not mixed:
         return log
-    for sample in mixed:
-        remedy = "restore the file, or evaluate again with a seed for the shuffle"
-        if sample.doc_hash not in by_hash:
-            raise DataError(
-                f"{sample.where} has another content than its doc_hash says: the file was changed, or the task's "
-                f"process_docs shuffles at each call, so that lm-eval measured the answer to one document against "
-                f"another; {remedy}"
-            )
-        if not _has_accuracies(log, sample, by_hash[sample.doc_hash].target):
-            raise DataError(
-                f"{sample.where} has the metrics of another document than the one that was answered, by its doc_hash, "
-                f"and they cannot be computed again; {remedy}"
-            )
-    samples = tuple(_measured(log, sample, by_hash[sample.doc_hash]) for sample in log.samples)
+    remedy = "restore the file, or evaluate again with a seed for the shuffle"
+    if lost := [sample for sample in mixed if sample.doc_hash not in by_hash]:
+        raise DataError(
+            f"{lost[0].where} has another content than its doc_hash says: the file was changed, or the task's "
+            "process_docs shuffles at each call, so that lm-eval measured the answer to one document against "
+            f"another; {remedy}"
+        )
+    answered = [by_hash[sample.doc_hash] for sample in log.samples]
+    pairs = list(zip(log.samples, answered, strict=True))
+    if not all(_has_accuracies(log, sample, other.target) for sample, other in pairs):
+        raise DataError(
+            f"{mixed[0].where} has the metrics of another document than the one that was answered, by its doc_hash, "
+            f"and they cannot be computed again; {remedy}"
+        )
+    samples = tuple(_measured(log, *pair) for pair in pairs)
     # Its metrics are those of the mixed documents
     results = log.results.model_copy(update={"results": {}})
     return replace(log, samples=samples, results=results, mixed=len(mixed))

@@ -279,7 +279,7 @@ def test_a_log_whose_documents_were_shuffled(
 
 
 def test_the_number_of_examples_fits_the_prompts(
-    copied: Path, pinned_log: list[Path], imported: Importer, tmp_path: Path
+    copied: Path, pinned_log: list[Path], made: Path, checkpoint: Path, imported: Importer, tmp_path: Path
 ) -> None:
     """A results file may not say that there are examples which no prompt has; of a text alone there are none."""
     change_results(copied, lambda content: content["n-shot"].update(made_choice=5, made_texts=5))
@@ -287,6 +287,8 @@ def test_the_number_of_examples_fits_the_prompts(
         imported(samples_in(copied, "made_choice"))
     [run] = imported(samples_in(copied, "made_texts"))
     assert run.manifest["specification"]["num_fewshot"] == 0
+    [run] = imported(lm_eval_log(checkpoint, tmp_path / "shots", ("made_shots",), include_path=str(made)))
+    assert run.manifest["specification"]["num_fewshot"] == 2
     folder = Path(shutil.copytree(pinned_log[0].parent, tmp_path / "pinned"))
     # As in evalkit's own logs, which do not say what follows each example
     change_results(folder, lambda content: content.update(configs={}))
