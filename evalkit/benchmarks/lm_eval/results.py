@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.benchmarks.lm_eval.log_format import Evaluated, write_lm_eval
 from evalkit.benchmarks.lm_eval.requests import AnswersFromRows, RequestRow, Rows, requests_of, rows_of, stored_rows
-from evalkit.benchmarks.lm_eval.task_checks import logged_caveats
+from evalkit.benchmarks.lm_eval.task_checks import listed_metrics, logged_caveats
 from evalkit.benchmarks.lm_eval.tasks import quiet_lm_eval
 from evalkit.compatibility.lm_eval import as_texts, hash_of, json_value
 from evalkit.data.sampling import clusters_of
@@ -225,6 +225,11 @@ def _caveats(
         for metric in entry["metrics"]:
             if metric["value"] is None:
                 caveats.setdefault(name, []).append(f"{metric['metric']} is not a finite number")
+    for name, task in plan.tasks.tasks.items():
+        measured = {metric["metric"] for metric in entries[name]["metrics"]}
+        for metric in listed_metrics(task):
+            if metric not in measured:
+                caveats.setdefault(name, []).append(f"{metric} is in the task file, and lm-eval has not measured it")
     for name, text in logged_caveats(warnings):
         caveats.setdefault(name, []).append(text)
     return caveats

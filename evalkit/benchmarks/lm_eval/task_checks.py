@@ -210,6 +210,13 @@ def _of_documents(doc_ids: Sequence[int], total: int, what: str) -> list[str]:
     return [f"{len(doc_ids):,} of {total:,} documents, document {doc_ids[0]} for one: {what}"]
 
 
+def listed_metrics(task: Any) -> list[str]:
+    """Return the metrics of a task file that lm-eval itself measures and names so."""
+    if not reads_references(task):
+        return []
+    return [entry["metric"] for entry in task.config.metric_list or () if not entry.get("hf_evaluate")]
+
+
 def logged_caveats(warnings: Iterable[logging.LogRecord]) -> Iterator[tuple[str, str]]:
     """Yield lm-eval's warnings about results: the task or group, otherwise "lm-eval", and one text for each kind.
 

@@ -187,6 +187,10 @@ def test_lm_evals_warnings_are_passed_on(run: Evaluate, tmp_path: Path) -> None:
     )
     assert {"pair*", "both", "one"} <= {line.partition(" ")[0] for line in shown(of_group)}
 
+    unknown = CHOICE["metric_list"] + [{"metric": "acc_nrom", "aggregation": "mean", "higher_is_better": True}]
+    [text] = caveats_of(run(CHOICE | {"metric_list": unknown}, FRUITS))
+    assert text.startswith("acc_nrom is in the task file")
+
     code = (
         "def measured(doc, results):\n"
         "    return {'acc': 1.0, **({'late': 1.0} if doc['gold'] else {}), 'odd': float('nan')}\n"
