@@ -29,6 +29,7 @@ from evalkit.reporting.table import simple_table
 from evalkit.runs.finding import DamagedRun, scan
 from evalkit.runs.folder import JOURNAL, RESULTS, Run
 from evalkit.runs.traits import (
+    caveat_notes,
     computation_notes,
     documents_read,
     is_imported,
@@ -153,7 +154,7 @@ def _listed(run: Run | DamagedRun) -> ListedRun:
         "rule": manifest["rule"],
         "journal": (run.folder / JOURNAL).is_file(),
         "imported": is_imported(manifest),
-        "notes": (*origin_notes(manifest), *unofficial_notes(manifest)),
+        "notes": (*origin_notes(manifest), *unofficial_notes(manifest), *caveat_notes(manifest)),
     }
     if not run.complete:
         return ListedRun(state="interrupted" if about["journal"] else "begun", **about)

@@ -1,4 +1,4 @@
-"""Which documents of a task a run reads, and which of them share a source.
+"""Which documents of a task a run reads, and which of them share a source or a prompt.
 
 All documents, the first ones, or a random sample, the same for every checkpoint; and a cluster for each document, which
 the score table stores and statistics use: a model's answers to documents of one source are correlated.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, TypeAlias
@@ -146,3 +146,18 @@ def clusters_of(documents: Sequence[Mapping[str, Any]], metadata: Mapping[str, A
 def _are_alike(first: str, second: str) -> bool:
     words: list[list[str]] = [re.findall(r"[\w']+", text.lower()) for text in (first, second)]
     return SequenceMatcher(None, words[0], words[1], autojunk=False).ratio() >= _TWINS_ALIKE
+
+
+def repeated_prompts(documents: Iterable[Hashable]) -> list[str]:
+    """Return a caveat if most documents share their requests with others, as with a prompt that lacks the question.
+
+    Args:
+        documents: contexts and continuations of each document.
+    """
+    numbers = Counter(documents)
+    total, distinct = numbers.total(), len(numbers)
+    if total > 1 and distinct == 1:
+        return [f"{total:,} documents have one and the same prompt"]
+    if 2 * distinct < total:
+        return [f"{total:,} documents have {distinct:,} prompts, {max(numbers.values()):,} of them the same one"]
+    return []

@@ -281,9 +281,21 @@ def unofficial_notes(manifest: Mapping[str, Any]) -> list[str]:
     return [f"not the official {kind} of {', '.join(tasks)}" for kind, tasks in unofficial(manifest).items()]
 
 
+def caveat_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the run's caveats of tasks and groups, such as documents without a valid gold answer, with their names."""
+    return [f"{name}: {text}" for name, texts in manifest.get("caveats", {}).items() for text in texts]
+
+
+def mark_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return what an asterisk after the name of a task or group means in a table of the run."""
+    unofficial_documents = ["not the official documents of the task"] if unofficial(manifest) else []
+    return [f"*: {note}" for note in (*unofficial_documents, *caveat_notes(manifest))]
+
+
 def caveats(manifest: Mapping[str, Any], task: str) -> list[str]:
-    """Return a note for each kind of unofficial material in a task."""
-    return [f"not the official {kind}" for kind, tasks in unofficial(manifest).items() if task in tasks]
+    """Return the caveats of a task: a note for each kind of unofficial material, and those of the run."""
+    notes = [f"not the official {kind}" for kind, tasks in unofficial(manifest).items() if task in tasks]
+    return [*notes, *manifest.get("caveats", {}).get(task, ())]
 
 
 def model_differences(a: Run, b: Run) -> list[str]:

@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from evalkit.benchmarks.lm_eval.task_checks import exclude_evaluated_document, fix_documents
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, load_suite
 from evalkit.benchmarks.request import DEFAULT_SUITE, SuiteRequest
 from evalkit.cache import read_cached, write_cached
@@ -51,8 +52,11 @@ _UNSUPPORTED = "has images or audio, or runs generated code, which evalkit does 
 
 
 @contextlib.contextmanager
-def quiet_lm_eval(say: Say = silent) -> Iterator[None]:
-    """Suppress lm-eval's output, compile each template once, and call `say` when lm-eval starts a bootstrap."""
+def quiet_lm_eval(say: Say = silent, warnings: list[logging.LogRecord] | None = None) -> Iterator[None]:
+    """Suppress lm-eval's output, compile each template once, and call `say` when lm-eval starts a bootstrap.
+
+    lm-eval's warnings are added to a list, if one is given.
+    """
     with doing("loading lm-eval", slow=imports("lm_eval")):
         import datasets
         import lm_eval.tasks  # noqa: F401
@@ -61,13 +65,36 @@ def quiet_lm_eval(say: Say = silent) -> Iterator[None]:
         say(f"standard error of {statistic}: {samples:,} bootstrap samples, as lm-eval takes them")
 
     with contextlib.ExitStack() as after:
-        after.enter_context(log_from(logging.CRITICAL))
+        after.enter_context(_warnings_in(warnings))
         if not datasets.are_progress_bars_disabled():
             datasets.disable_progress_bars()
             after.callback(datasets.enable_progress_bars)
         after.enter_context(compiled_once())
         after.enter_context(without_bars(bootstrapping))
         after.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        yield
+
+
+class _Collecting(logging.Handler):
+    """Handler that keeps records in a list."""
+
+    def __init__(self, records: list[logging.LogRecord]) -> None:
+        super().__init__()
+        self._records = records
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._records.append(record)
+
+
+@contextlib.contextmanager
+def _warnings_in(records: list[logging.LogRecord] | None) -> Iterator[None]:
+    """Collect lm-eval's warnings in place of printing them; drop them without a list."""
+    handlers = [] if records is None else [_Collecting(records)]
+    logger = logging.getLogger("lm_eval")
+    with (
+        log_from(logging.CRITICAL if records is None else logging.WARNING),
+        replaced(logger, handlers=lambda _: handlers, propagate=lambda _: False),
+    ):
         yield
 
 
@@ -138,6 +165,8 @@ def load_tasks(
         for name in names:
             with reading_as(f"task {name}", "one of lm-eval's tasks", DataError):
                 content = (own if name in pinned else users).load([name])
+                for task in content["tasks"].values():
+                    fix_documents(task)
             if twice := content["tasks"].keys() & loaded.tasks.keys():
                 raise UsageError(f"task {min(twice)} is named twice, the second time by '{name}'; name it once")
             if name in pinned:
@@ -147,6 +176,9 @@ def load_tasks(
                     for key in ("library", "num_fewshot"):
                         (holder.metadata or {}).pop(key, None)
                 loaded.pinned |= content["tasks"].keys()
+            else:
+                for task in content["tasks"].values():
+                    exclude_evaluated_document(task)
             loaded.tasks |= content["tasks"]
             loaded.groups |= content.get("groups", {})
         # Only a task's Python class may show that it is not supported

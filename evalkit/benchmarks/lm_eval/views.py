@@ -26,7 +26,7 @@ from evalkit.benchmarks.document_views import (
     Texts,
     choice_text,
 )
-from evalkit.benchmarks.lm_eval.log_format import texts_of_requests
+from evalkit.benchmarks.lm_eval.log_format import caveats_below, texts_of_requests
 from evalkit.benchmarks.lm_eval.requests import GENERATED, group_by_task
 from evalkit.benchmarks.lm_eval.results import DOCUMENTS, DocumentScore, logged_metrics
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices
@@ -50,7 +50,7 @@ from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.traits import computation_notes, documents_read, is_imported, origin_notes
+from evalkit.runs.traits import caveat_notes, computation_notes, documents_read, is_imported, origin_notes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -173,7 +173,9 @@ def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     manifest, documents = run.manifest, run.manifest["documents"]
     entries = [*run.stored["tasks"], *run.stored["groups"]]
     unofficial = {name for name, source in documents.items() if not source["official"]}
-    rows = [row for entry in entries for row in _rows(entry, entry["task"] in unofficial)]
+    members = {group["task"]: group["tasks"] for group in run.stored["groups"]}
+    marked = {entry["task"] for entry in entries if caveats_below(entry["task"], members, manifest)} | unofficial
+    rows = [row for entry in entries for row in _rows(entry, entry["task"] in marked)]
     metrics = [metric for entry in entries for metric in entry["metrics"]]
     headers = ["task", "filter", "metric", "n", "n-shot", "value", "± SE", "seconds"]
     if shared := len({metric["filter"] for metric in metrics}) < 2:
@@ -188,6 +190,7 @@ def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     notes.append("documents: " + "; ".join(sources[:5]) + ("; …" if len(sources) > 5 else ""))
     if unofficial:
         notes.append("*: not the official documents of the task")
+    notes += [f"*: {note}" for note in caveat_notes(manifest)]
     return Report(
         (simple_table("lm_eval", headers, rows, texts=2 if shared else 3),),
         notes=tuple(notes),
@@ -213,13 +216,15 @@ def headline(run: Run, rule: str | None = None) -> tuple[Metric | None, str]:
 
 
 def _number(value: Any) -> str:
+    if value is None:
+        return "–"
     return fixed(value, 4) if isinstance(value, (int, float)) else str(value)
 
 
-def _rows(entry: Mapping[str, Any], unofficial: bool) -> Iterator[list[str]]:
+def _rows(entry: Mapping[str, Any], marked: bool) -> Iterator[list[str]]:
     shots, seconds = entry["num_fewshot"], entry.get("seconds")
     of_task = [
-        entry["task"] + "*" * unofficial,
+        entry["task"] + "*" * marked,
         str(entry["n"]),
         "" if shots is None else str(shots),
         "" if seconds is None else fixed(seconds, 1),

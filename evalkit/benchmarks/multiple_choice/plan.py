@@ -29,7 +29,7 @@ from evalkit.benchmarks.prompt_variants.prompt_sets import Order, PromptSet, in_
 from evalkit.benchmarks.request import DEFAULT_SUITE, SuiteRequest, numerics, provenance, remembered, shared_library
 from evalkit.data import Library
 from evalkit.data.requests import request_tasks
-from evalkit.data.sampling import DocumentSelection, number_of
+from evalkit.data.sampling import DocumentSelection, number_of, repeated_prompts
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, RunError, UsageError
 from evalkit.models.loading.locate import Checkpoint
@@ -335,6 +335,15 @@ class ChoicePlan:
                 return self.selected(selection)
 
         return remembered("questions", self.documents_key, load)
+
+    @cached_property
+    def caveats(self) -> dict[str, list[str]]:
+        """Task → what makes its accuracy doubtful."""
+        caveats = {}
+        for task, questions in self.questions.items():
+            if texts := repeated_prompts((question.contexts, question.continuations) for question in questions):
+                caveats[task] = texts
+        return caveats
 
     def selected(self, selection: DocumentSelection, estimate: int | None = None) -> dict[str, list[Question]]:
         """Return the questions of a selection of documents; arguments as of `question_loading.load_questions`."""

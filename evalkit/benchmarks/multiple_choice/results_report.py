@@ -41,7 +41,7 @@ from evalkit.runs.accuracies import (
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import RULES, all_rules, distinct, find_rule, invalid_rules, why_unusable
 from evalkit.runs.score_table import MARGIN, outcome_of
-from evalkit.runs.traits import computation_notes, is_imported, origin_notes, unofficial
+from evalkit.runs.traits import caveats, computation_notes, is_imported, mark_notes, origin_notes, unofficial
 
 
 def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
@@ -138,7 +138,8 @@ def _outcome_report(run: Run, key: str, seconds: Mapping[str, float] | None, det
 
 def about_run(run: Run, seconds: Mapping[str, float] | None) -> dict[str, Any]:
     about = {"run": run.manifest["id"], "folder": str(run.folder), "seconds": seconds}
-    return about | {"specification": run.manifest["specification"]}
+    more = {"caveats": run.manifest["caveats"]} if "caveats" in run.manifest else {}
+    return about | {"specification": run.manifest["specification"]} | more
 
 
 def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping[str, float] | None) -> Table:
@@ -237,8 +238,8 @@ def plus_minus(stderr: float | None, shown: Callable[[float], str] = percent) ->
 
 
 def marked_label(task: str, manifest: Mapping[str, Any]) -> str:
-    """Return a task's label, with an asterisk if its documents or examples are not the official ones."""
-    return label_of(task, manifest).full + "*" * any(task in tasks for tasks in unofficial(manifest).values())
+    """Return a task's label, with an asterisk if it has caveats, such as documents that are not the official ones."""
+    return label_of(task, manifest).full + "*" * bool(caveats(manifest, task))
 
 
 def _notes(results: Results, manifest: Mapping[str, Any]) -> Iterator[str]:
@@ -267,8 +268,7 @@ def _document_notes(manifest: Mapping[str, Any]) -> Iterator[str]:
     yield "documents: " + sources_text(manifest["documents"])
     if examples := manifest.get("examples"):
         yield "examples: " + sources_text(examples)
-    if unofficial(manifest):
-        yield "*: not the official documents of the task"
+    yield from mark_notes(manifest)
 
 
 def prompt_notes(manifest: Mapping[str, Any], examples: str = "") -> Iterator[str]:

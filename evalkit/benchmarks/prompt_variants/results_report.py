@@ -36,7 +36,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import find_rule
-from evalkit.runs.traits import computation_notes, unofficial
+from evalkit.runs.traits import computation_notes, mark_notes
 
 _NONE = "–"
 
@@ -149,8 +149,7 @@ def _notes(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[s
     if examples := manifest.get("examples"):
         yield "examples: " + sources_text(examples)
     yield "documents: " + sources_text(manifest["documents"])
-    if unofficial(manifest):
-        yield "*: not the official documents of the task"
+    yield from mark_notes(manifest)
 
 
 def _records(results: VariedResults) -> Iterator[dict[str, Any]]:
