@@ -20,14 +20,14 @@ from evalkit.benchmarks.request import DocumentRequest, Request, TaskTokens, num
 from evalkit.data.sampling import DocumentSelection
 from evalkit.display import Say
 from evalkit.errors import RunError, TemplateError, UsageError
-from evalkit.models.context.extension import MOST_TOKENS, Extension, configured_window, refuse_generation
-from evalkit.models.loading.files import generation_settings
+from evalkit.models.context.extension import Extension, configured_window, refuse_generation
+from evalkit.models.loading.files import MOST_TOKENS, generation_settings
 from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.loading.spec import ModelSpec, config_of
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
-from evalkit.runs.traits import BatchDevice, mixture, place_of
+from evalkit.runs.traits import BatchDevice, computation_notes, place_of
 from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def about_run(run: Run) -> tuple[str, ...]:
     if (most := specification.get("max_prompt_tokens")) is not None:
         parts.append(f"cut above {most:,} tokens of a context of {manifest['context']:,}")
     extension = specification["context_extension"]
-    return (", ".join(parts), *([Extension(**extension).describe()] if extension else []), *mixture(manifest))
+    return (", ".join(parts), *([Extension(**extension).describe()] if extension else []), *computation_notes(manifest))
 
 
 class GeneratedAnswer(NamedTuple):

@@ -18,7 +18,7 @@ from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.score_table import CLUSTER
-from evalkit.runs.traits import mixture
+from evalkit.runs.traits import computation_notes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -241,5 +241,8 @@ def metrics_report(run: Run, metrics: Sequence[Metric]) -> Report:
         error = "–" if metric.stderr is None else f"± {fixed(metric.stderr, 4)}"
         rows.append([task, name, f"{metric.n:,}", fixed(metric.value, 4), error])
     table = simple_table(run.suite, ["task", "metric", "n", "value", "± SE"], rows, texts=2)
-    notes = [*mixture(run.manifest), *([LOWER_NOTE] if any(m.higher_is_better is False for m in metrics) else [])]
+    notes = [
+        *computation_notes(run.manifest),
+        *([LOWER_NOTE] if any(m.higher_is_better is False for m in metrics) else []),
+    ]
     return Report((table,), notes=tuple(notes), content=run_content(run), records=list(map(asdict, metrics)))

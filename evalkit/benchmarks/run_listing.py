@@ -23,10 +23,10 @@ from evalkit.reporting.table import simple_table
 from evalkit.runs.finding import DamagedRun, scan
 from evalkit.runs.folder import JOURNAL, RESULTS, Run
 from evalkit.runs.traits import (
+    computation_notes,
     documents_read,
     is_imported,
     kinds,
-    mixture,
     origin_notes,
     unofficial_notes,
     windows_of_text,
@@ -146,7 +146,7 @@ def _listed(run: Run | DamagedRun) -> ListedRun:
     except RunError as error:
         state = "damaged" if run.kind in known_kinds() else "benchmark not installed"
         return ListedRun(state=state, **about | {"notes": (str(error), *about["notes"])})
-    about |= {"devices": tuple(kinds(manifest)), "notes": (*about["notes"], *mixture(manifest))}
+    about |= {"devices": tuple(kinds(manifest)), "notes": (*about["notes"], *computation_notes(manifest))}
     return ListedRun(state="finished", score=score, result=result, **about)
 
 
@@ -256,7 +256,12 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
         rows.append(row)
     notes = [f"checkpoints are in {folder}"] if folder else []
     notes += [f"{entry.model}: {entry.state}: {entry.message}" for entry in summarised if entry.message]
-    notes += [f"{entry.model}: {note}" for entry in summarised for run in entry.runs for note in mixture(run.manifest)]
+    notes += [
+        f"{entry.model}: {note}"
+        for entry in summarised
+        for run in entry.runs
+        for note in computation_notes(run.manifest)
+    ]
     every = [metric for firsts in metrics for metric in firsts.values()]
     if any(metric.official is False for metric in every):
         notes.append("*: not the official documents of the task")

@@ -8,7 +8,7 @@ same under every other rule; differences by subject. Scores are fractions, diffe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -48,6 +48,7 @@ from evalkit.paths import RUNS
 from evalkit.runs.finding import find_any_run
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import MARGIN, outcome_key
+from evalkit.runs.traits import loading_notes
 from evalkit.stats.noise import autocorrelation
 from evalkit.stats.power import ALPHA
 from evalkit.stats.sequential import ONCE, Looks
@@ -284,7 +285,14 @@ def compare_pairing(
         given=tuple(run.run.folder.name for run in pairing.given),
         worth=worth_of(lines) if pairing.given else None,
         margin=None if margin is None else margin_verdict(tested, margin),
+        remarks=tuple(dict.fromkeys(_remarks(pairing))),
     )
+
+
+def _remarks(pairing: Pairing) -> Iterator[str]:
+    for side in (pairing.a, pairing.b):
+        for run in side.runs:
+            yield from (f"{side.name}: {note}" for note in loading_notes(run.manifest))
 
 
 def margin_verdict(lines: Sequence[ScoredLine], margin: float) -> MarginVerdict:

@@ -184,6 +184,8 @@ class Comparison:
     worth: float | None = None
     """How many times as many documents give the average the same error without them; None: unknown, or no such run."""
     margin: MarginVerdict | None = None
+    remarks: tuple[str, ...] = ()
+    """What loading the models reported, after the names of their sides."""
 
     def __repr__(self) -> str:
         average = f"average {self.average.difference:+.4g}: {self.average.verdict}"

@@ -22,7 +22,7 @@ from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import caveats, is_imported, mixture, origin_notes, traits, unofficial_notes
+from evalkit.runs.traits import caveats, computation_notes, is_imported, origin_notes, traits, unofficial_notes
 
 
 def result_panels(benchmark: PageBenchmark, number: int) -> tuple[list[Panel], list[Panel]]:
@@ -81,7 +81,7 @@ def anchor(text: str) -> str:
 def _provenance_panel(run: Run, name: str) -> Panel:
     settings = simple_table("settings", ["setting", "value"], _settings(run), texts=2)
     marked = (f"*: {note}" for note in unofficial_notes(run.manifest))
-    notes = (*origin_notes(run.manifest), *marked, *mixture(run.manifest))
+    notes = (*origin_notes(run.manifest), *marked, *computation_notes(run.manifest))
     report = Report((settings, _documents_table(run)), notes=notes)
     template, prompts = run.manifest["template"], []
     if isinstance(template, Mapping) and template.get("parts"):  # with its placeholders

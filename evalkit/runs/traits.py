@@ -92,13 +92,18 @@ def kinds(manifest: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(" ".join(device.kind) for device in places(manifest)))
 
 
-def mixture(manifest: Mapping[str, Any]) -> list[str]:
-    """Return notes about a run that was computed on several kinds of devices; none for a single kind."""
-    several = kinds(manifest)
-    if len(several) < 2:
-        return []
-    parts = " and in part on ".join(several)
-    return [f"computed in part on {parts}, which round differently; manifest.json lists the batches"]
+def loading_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return what loading the model reported: settings of config.json that are not computed."""
+    return list((manifest.get("loaded") or {}).get("remarks", ()))
+
+
+def computation_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return notes about a run's model as it was loaded, and about several kinds of devices that computed it."""
+    notes, several = loading_notes(manifest), kinds(manifest)
+    if len(several) > 1:
+        parts = " and in part on ".join(several)
+        notes.append(f"computed in part on {parts}, which round differently; manifest.json lists the batches")
+    return notes
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from evalkit.benchmarks.request import TaskTokens, remembered, remembering
 from evalkit.display import Say, clock, doing, imports
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.escape import counted
+from evalkit.models.loading.configuration import remarks_of
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import tokenizer_alone
 from evalkit.models.zoo.shapes import BYTES, parameter_count
@@ -91,6 +92,8 @@ def _estimates(plans: Sequence[tuple[str, Plan]], say: Say) -> tuple[list[_Estim
                 tasks = _sampled_tokens(plan, say)
             except EvalkitError as error:
                 problems[f"{name}: {error}; not in the totals"] = None
+            remarks = remembered("remarks", plan.checkpoint, lambda: remarks_of(plan.checkpoint))
+            problems.update(dict.fromkeys(f"{plan.checkpoint.given}: {remark}" for remark in remarks))
             share, parameters = share_of(plan), parameter_count(plan.checkpoint)
             seconds = 0.0 if share == 1 else None
             if tasks and device and parameters and share < 1:

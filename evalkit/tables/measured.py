@@ -30,7 +30,14 @@ from evalkit.reporting.decimals import mean, of_float
 from evalkit.reporting.table import Text, literal
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import MARGIN
-from evalkit.runs.traits import model_differences, origin_notes, same_checkpoint, summary, unofficial_notes
+from evalkit.runs.traits import (
+    loading_notes,
+    model_differences,
+    origin_notes,
+    same_checkpoint,
+    summary,
+    unofficial_notes,
+)
 from evalkit.stats.adjusted import with_one_won_and_one_lost
 from evalkit.stats.estimates import error_of_average
 from evalkit.stats.estimates import mean as mean_over_documents
@@ -144,7 +151,7 @@ def _notes(
             benchmark = benchmark_of(run)
             pairs = ([benchmark.label(run, task).full for task in pair] for pair in filled(run.suite)[1].items())
             remarks += [f"{task} in the column of {column}" for task, column in pairs]
-        remarks += [*origin_notes(run.manifest), *unofficial_notes(run.manifest)]
+        remarks += [*origin_notes(run.manifest), *unofficial_notes(run.manifest), *loading_notes(run.manifest)]
         remarks += filter(None, [row_mismatch(layout, key, run)])
         if remarks:
             row = rows.get(key)

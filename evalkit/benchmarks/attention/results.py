@@ -26,7 +26,7 @@ from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import mixture
+from evalkit.runs.traits import computation_notes
 from evalkit.stats.estimates import mean
 
 if TYPE_CHECKING:
@@ -218,4 +218,4 @@ def _notes(run: Run, names: list[str], detail: bool) -> list[str]:
         notes.append(f"categories are of English words, by {specification['tagger']}")
     if cut := sum(task["truncated"] for task in tasks):
         notes.append(f"{counted(cut, 'document')} truncated to the context window")
-    return [*notes, *mixture(run.manifest)]
+    return [*notes, *computation_notes(run.manifest)]

@@ -45,7 +45,7 @@ from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.traits import documents_read, is_imported, mixture, origin_notes
+from evalkit.runs.traits import computation_notes, documents_read, is_imported, origin_notes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,7 +149,7 @@ def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     notes = ["metrics as lm-eval " + str(manifest["versions"]["lm-eval"]) + " computes them"]
     if extension := manifest["specification"].get("context_extension"):
         notes.append(Extension(**extension).describe())
-    notes += [*origin_notes(manifest), *mixture(manifest)]
+    notes += [*origin_notes(manifest), *computation_notes(manifest)]
     if any(metric["higher_is_better"] is False for metric in metrics):
         notes.append(LOWER_NOTE)
     sources = sorted({source["source"] for source in documents.values()})

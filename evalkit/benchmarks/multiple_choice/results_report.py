@@ -36,7 +36,7 @@ from evalkit.runs.accuracies import (
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import RULES, all_rules, distinct, find_rule, invalid_rules, why_unusable
 from evalkit.runs.score_table import MARGIN, outcome_of
-from evalkit.runs.traits import is_imported, mixture, origin_notes, unofficial
+from evalkit.runs.traits import computation_notes, is_imported, origin_notes, unofficial
 
 
 def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
@@ -253,7 +253,7 @@ def _measurement_notes(manifest: Mapping[str, Any]) -> Iterator[str]:
     if manifest["specification"].get("control"):
         yield "control: each document has another document's context, so these are not results of the tasks"
     yield from prompt_notes(manifest)
-    yield from (*origin_notes(manifest), *mixture(manifest))
+    yield from (*origin_notes(manifest), *computation_notes(manifest))
 
 
 def _document_notes(manifest: Mapping[str, Any]) -> Iterator[str]:

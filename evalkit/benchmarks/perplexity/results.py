@@ -27,7 +27,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
-from evalkit.runs.traits import mixture
+from evalkit.runs.traits import computation_notes
 from evalkit.runs.writing import RunWriter
 from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, error_of_mean, mean, t_quantile
 
@@ -253,7 +253,7 @@ def _notes(run: Run, model_only: bool = False) -> Iterator[str]:
     if (manifest.get("loaded") or {}).get("adds_tokens"):
         yield "the tokenizer adds tokens, such as BOS, to each document; as in lm-eval they are scored too"
     yield LOWER_NOTE
-    yield from mixture(manifest)
+    yield from computation_notes(manifest)
 
 
 def _extension(run: Run) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import xxhash
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from evalkit.compatibility.transformers import attention_of, quiet
 from evalkit.errors import CheckpointError, reading_as
@@ -134,12 +134,6 @@ class _ReadOnceTensor:
     def __getitem__(self, _: Any) -> torch.Tensor | None:
         tensor, self._tensor, self.was_read = self._tensor, None, True
         return tensor
-
-
-def own_config(folder: Path, remote: bool) -> Any:
-    """Return the transformers config in a folder; `remote`: its class is defined by code in the folder."""
-    with quiet():
-        return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=remote)
 
 
 def build_model(

@@ -204,6 +204,8 @@ _MOST_EXPERTS = 10**5
 """Limit on the experts of a layer, of which some architectures make a module each."""
 _INFINITE = ("time_step_limit",)
 """Keys that may hold infinity: transformers writes it for Mamba 2."""
+MOST_TOKENS = 2**24
+"""Longest context: positions are computed in float32, which represents integers exactly up to this one."""
 _TAG = "__float__"
 """Key of the objects that transformers writes in place of infinities and NaN."""
 
@@ -251,14 +253,33 @@ def check_types(path: Path, config: Mapping[str, Any]) -> None:
         _CONFIG.model_validate(config)
         for text in (config, config.get("text_config") or {}):
             _CONFIG.model_validate(text)
+            windows = (text.get(key) or 0 for key in WINDOW_KEYS)
+            longest = next((window for window in windows if window > 0), MOST_TOKENS)
             for rope in (text.get("rope_scaling") or {}, text.get("rope_parameters") or {}):
                 # Some architectures have rotary parameters for each type of layer
                 for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):
                     _ROPE.model_validate(part)
+                    _check_factors(path, part, longest)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         expected = first["msg"].replace("Input should be", "expected")
         raise CheckpointError(f"{path}: {first['loc'][0]} is {first['input']!r:.60}; {expected}") from error
+
+
+def _check_factors(path: Path, rope: Mapping[str, Any], window: int) -> None:
+    """Raise a `CheckpointError` for factors of rotary positions that are larger than the window in tokens.
+
+    A factor is the ratio of two windows, and positions are divided by it: a larger one maps the whole window to less
+    than one position of training, so that attention cannot distinguish the tokens by their positions.
+    """
+    for key in ("factor", "short_factor", "long_factor"):
+        given = rope.get(key) or 0
+        largest = max(given) if isinstance(given, list) else given
+        if largest > window:
+            raise CheckpointError(
+                f"{path}: {key} is {largest:g}, which maps the window of {window:,} tokens to less than one position "
+                "of training; give the factor with which it was trained"
+            )
 
 
 def _not_finite(key: str, value: Any) -> str | None:

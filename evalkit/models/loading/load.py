@@ -57,6 +57,8 @@ class LoadedModel:
     generation: Mapping[str, Any] | None = None
     """The checkpoint's generation_config.json, if any; None for a GGUF file, whose fingerprint covers it."""
     placement: Placement | None = None
+    remarks: tuple[str, ...] = ()
+    """On settings of config.json that are not computed; see `configuration.own_config`."""
     stock: bool = True
     """Whether the model is unmodified, so that a cached start-up check of its class and config applies."""
     files: str | None = None
@@ -102,8 +104,9 @@ class LoadedModel:
         extension = None if self.extension is None else self.extension.specification()
         shape = shape_facts(self.model.config.to_dict())
         placed = {} if self.placement is None else {"device_map": self.placement.summary()}
+        remarks = {"remarks": list(self.remarks)} if self.remarks else {}
         facts = {name: getattr(self, name) for name in _FACTS}
-        return facts | {"context_extension": extension, "shape": shape} | placed
+        return facts | {"context_extension": extension, "shape": shape} | placed | remarks
 
 
 def load(
@@ -128,7 +131,8 @@ def load(
 
     from evalkit.models.context.stretch import finish, stretch
     from evalkit.models.loading import gguf
-    from evalkit.models.loading.build import build_model, copied, own_config, read_weights
+    from evalkit.models.loading.build import build_model, copied, read_weights
+    from evalkit.models.loading.configuration import blaming_null, own_config
     from evalkit.models.loading.tokenizer import load_tokenizer
     from evalkit.models.memory import keep_few_kernels, place_model
     from evalkit.models.parts import resolve_device
@@ -146,6 +150,11 @@ def load(
         config, folder = copies.config(), copies.folder
         check_supported(source, config)
         warn_of_name(source, config, say)
+        # transformers' own code takes precedence over the checkpoint's, trusted or not
+        remote = checkpoint.trust_remote_code and not natively_known(config)
+        model_config, remarks = own_config(folder, config, remote)
+        for remark in remarks:
+            say(f"warning: {given}: {remark}")
         generation, files = generation_settings(folder), source.weights()
         # The scales of quantised weights stay as stored
         weights = read_weights(files, None if quantization(config) else torch_dtype)
@@ -156,12 +165,11 @@ def load(
         stored = next((str(kind).removeprefix("torch.") for kind, _ in weights.stored.most_common(1)), computed_in)
         if dtype == "auto" and stored in DTYPES and stored != computed_in != "float32":
             say(f"weights are stored in {stored} and rounded to {computed_in}, the dtype in config.json; see --dtype")
-        # transformers' own code takes precedence over the checkpoint's, trusted or not
-        remote = checkpoint.trust_remote_code and not natively_known(config)
-        model_config, stretched = own_config(folder, remote), None
+        stretched = None
         if extension is not None and not _sets_window_only(config, extension):
             stretched = stretch(given, model_config, extension)
-        model, report, codes = build_model(copies, files, weights, model_config, torch_dtype, attention, remote)
+        with blaming_null(folder, model_config):
+            model, report, codes = build_model(copies, files, weights, model_config, torch_dtype, attention, remote)
         check_report(given, model, report, codes, say)
         check_numbers(given, config, model)
         model.eval().requires_grad_(False)
@@ -194,6 +202,7 @@ def load(
         fingerprint=fingerprint,
         generation=generation if checkpoint.gguf is None else None,
         placement=placement,
+        remarks=remarks,
         files=fingerprint.combined if determined and quantise is None else None,
     )
 
