@@ -109,19 +109,19 @@ def config_class(kind: Any) -> Any:
     return CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None  # noqa: SIM401
 
 
-def declared_settings(kind: type) -> Collection[str]:
+def declared_settings(kind: Any) -> Collection[str]:
     """Return the settings that a config class declares: fields, parameters, other names of these, and attributes.
 
     No public function lists them: a config also stores any other key that it is given.
     """
     declared = {field.name for field in dataclasses.fields(kind)} | {*dir(kind), *kind.attribute_map}
     for base in kind.__mro__:
-        declared.update(inspect.signature(base.__init__).parameters)
+        declared.update(inspect.signature(vars(base).get("__init__", object.__init__)).parameters)
     return declared
 
 
 @cache
-def names_in_code(kind: type) -> Collection[str]:
+def names_in_code(kind: Any) -> Collection[str]:
     """Return the names that the files of a config class and of its models contain, as attributes or strings.
 
     A class reads settings that it does not declare by name, from its keyword arguments or from a config.

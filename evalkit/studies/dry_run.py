@@ -89,11 +89,11 @@ def _estimates(plans: Sequence[tuple[str, Plan]], say: Say) -> tuple[list[_Estim
             except UsageError as error:
                 problems[f"time is not estimated: {error}"] = None
             try:
+                remarks = remarks_of(plan.checkpoint)
+                problems.update(dict.fromkeys(f"{plan.checkpoint.given}: {remark}" for remark in remarks))
                 tasks = _sampled_tokens(plan, say)
             except EvalkitError as error:
                 problems[f"{name}: {error}; not in the totals"] = None
-            remarks = remembered("remarks", plan.checkpoint, lambda: remarks_of(plan.checkpoint))
-            problems.update(dict.fromkeys(f"{plan.checkpoint.given}: {remark}" for remark in remarks))
             share, parameters = share_of(plan), parameter_count(plan.checkpoint)
             seconds = 0.0 if share == 1 else None
             if tasks and device and parameters and share < 1:

@@ -61,25 +61,30 @@ class OwnConfig(NamedTuple):
 def own_config(folder: Path, raw: Mapping[str, Any], remote: bool) -> OwnConfig:
     """Read the transformers config in a folder, whose config.json is `raw`; `remote`: code in the folder defines it.
 
-    Raises a `CheckpointError` for a window without tokens.
+    Nothing is remarked or refused of a class that is defined by code in the folder. Raises a `CheckpointError` for a
+    window without tokens.
     """
     from transformers import AutoConfig
 
     with collected_warnings() as warnings:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=remote)
+    if remote:
+        # Its own class reads what it needs
+        return OwnConfig(config, ())
     text = config.get_text_config()
     _check_windows(folder, text)
-    unread = [] if remote else [*_unread(config, raw), *_overruled(text, raw.get("text_config") or raw)]
+    unread = [*_unread(config, raw), *_overruled(text, raw.get("text_config") or raw)]
     others = list[str]()
     for warning in warnings:
-        if found := _UNREAD_ROTARY.match(warning):
-            keys = sorted(re.findall(r"'([^']+)'", found[1]))
-            unread += [f"{_rotary_key(raw, key)}.{key}" for key in keys]
+        if unrecognised := _UNREAD_ROTARY.match(warning):
+            keys = sorted(re.findall(r"'([^']+)'", unrecognised[1]))
+            unread += [_rotary_key(raw, key) for key in keys]
         elif not _UNIMPORTANT.search(warning):
             others.append(f"transformers warns of its config.json: {warning}")
     remarks = list(dict.fromkeys(others))
     if unread:
-        kind, keys = type(config), ", ".join(dict.fromkeys(unread))
+        kind = type(config)
+        keys = ", ".join(dict.fromkeys(unread))
         remarks.append(
             f"config.json has settings that {kind.__name__} does not read ({keys}), so the model is computed as plain "
             f"{kind.model_type}; if they change it, correct config.json or give the model's code (docs/models.md)"
@@ -145,9 +150,10 @@ def _overruled(config: Any, raw: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _rotary_key(raw: Mapping[str, Any], key: str) -> str:
-    """Return the name in config.json of the rotary settings with a key."""
+    """Return a rotary setting's key after the key of its object in config.json."""
     text = raw.get("text_config") or raw
-    return next((name for name in _ROTARY if key in str(text.get(name))), _ROTARY[0])
+    name = next((name for name in _ROTARY if key in str(text.get(name))), _ROTARY[0])
+    return f"{name}.{key}"
 
 
 def _check_windows(folder: Path, config: Any) -> None:
