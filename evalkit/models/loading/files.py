@@ -42,7 +42,7 @@ TOKENIZER_PATTERNS = (*_TOKENIZER_FILES, *_MORE_TOKENIZER_FILES)
 GENERATION_CONFIG = "generation_config.json"
 _CODE = ("*.py", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
 _SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
-_TRAINER_FILES = ("optimizer", "scheduler", "scaler", "training_args", "rng_state", "trainer_state")
+TRAINER_FILES = ("optimizer", "scheduler", "scaler", "training_args", "rng_state", "trainer_state")
 """Beginnings of the names of files that only a trainer reads."""
 _WILDCARD = re.compile(r"[*?\[]")
 
@@ -115,7 +115,7 @@ def adapter_files(folder: Path) -> tuple[Path, ...]:
 def code_files(folder: Path) -> tuple[Path, ...]:
     """Return a checkpoint's Python code and the files it may read, without tokenizer, config and weight files."""
     others = [*tokenizer_files(folder), folder / "config.json", folder / GENERATION_CONFIG, *weight_indexes(folder)]
-    return tuple(path for path in _matching(folder, _CODE, others) if not path.name.startswith(_TRAINER_FILES))
+    return tuple(path for path in _matching(folder, _CODE, others) if not path.name.startswith(TRAINER_FILES))
 
 
 def _matching(folder: Path, patterns: Iterable[str], without: Iterable[Path] = ()) -> tuple[Path, ...]:
@@ -166,7 +166,7 @@ def file_states(folder: Path) -> FileStates:
     except OSError:  # removed, also between two files
         return ()
     states = ((name, state.st_size, state.st_mtime_ns, state.st_ino) for name, state in files)
-    return tuple(sorted(state for state in states if not state[0].startswith(_TRAINER_FILES)))
+    return tuple(sorted(state for state in states if not state[0].startswith(TRAINER_FILES)))
 
 
 def is_begun(states: FileStates) -> bool:
