@@ -42,11 +42,17 @@ _AS_COMPUTED: Mapping[str, Any] = {
 }  # fmt: skip
 """Keys of published checkpoints → the value that models whose class does not read the key compute."""
 _UNREAD_ROTARY = re.compile(r"Unrecognized keys in `rope_parameters` .*\{(.*)\}")
+_NEEDED = (
+    "rope_theta", "rope_type", "factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor",
+    "partial_rotary_factor",
+)  # fmt: skip
+"""Rotary settings without which no frequency can be computed, if they are given."""
 _UNIMPORTANT = re.compile("_token_id must be|we recommend|no RoPE parameters were found")
 """Warnings about tokens that evalkit checks, advice, and models without rotary positions."""
 _ROTARY = ("rope_parameters", "rope_scaling")
 _WINDOW = re.compile(r"(?!use_)(\w+_)?window(_size|_len)?|local_attention|attention_chunk_size")
 """Keys of the number of preceding tokens that a layer sees."""
+_SLIDING = "sliding_attention"
 _LIMITED = re.compile("sliding|chunk|window|local|compressed")
 """Types of layers that see so many tokens only."""
 
@@ -107,18 +113,21 @@ def remarks_of(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 @contextmanager
-def blaming_null(folder: Path, config: Any) -> Iterator[None]:
-    """Raise a `CheckpointError` in place of a `TypeError` if a rotary setting that needs a number is null."""
+def naming_rotary_keys(folder: Path, config: Any) -> Iterator[None]:
+    """Raise a `CheckpointError` in place of an error that a rotary setting causes: null, or an unknown type."""
     try:
         yield
-    except TypeError as error:
+    except (KeyError, TypeError) as error:
         parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
         parts = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
-        if not (empty := [key for part in parts for key, value in part.items() if value is None]):
+        unknown = error.args[0] if isinstance(error, KeyError) else None
+        causes = [key for part in parts for key in _NEEDED if key in part and part[key] == unknown]
+        if not causes:
             raise
+        shown = "null" if unknown is None else repr(unknown)
         raise CheckpointError(
-            f"{folder / 'config.json'}: {empty[0]} is null; give the number of its training, or remove the key for the "
-            "default"
+            f"{folder / 'config.json'}: {causes[0]} is {shown}, which {type(config).__name__} does not accept; give "
+            "the value of its training"
         ) from error
 
 
@@ -163,6 +172,11 @@ def _check_windows(folder: Path, config: Any) -> None:
     if types and not any(_LIMITED.search(str(kind)) for kind in types):
         return
     declared = declared_settings(type(config))
+    if _SLIDING in (types or ()) and "sliding_window" in declared and settings.get("sliding_window") is None:
+        raise CheckpointError(
+            f"{folder / 'config.json'}: layer_types has {_SLIDING}, but sliding_window is null, or use_sliding_window "
+            "is false; give the number of tokens that it sees"
+        )
     layers = (settings.pop("per_layer_config", None) or {}).values()
     own = [(key, value) for key, value in settings.items() if key in declared]
     for key, value in [*own, *(item for layer in layers for item in layer.items())]:

@@ -267,19 +267,22 @@ def check_types(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def _check_factors(path: Path, rope: Mapping[str, Any], window: int) -> None:
-    """Raise a `CheckpointError` for factors of rotary positions that are larger than the window in tokens.
+    """Raise a `CheckpointError` for factors with which attention cannot distinguish tokens by their positions.
 
-    A factor is the ratio of two windows, and positions are divided by it: a larger one maps the whole window to less
-    than one position of training, so that attention cannot distinguish the tokens by their positions.
+    Positions are divided by a factor, the ratio of two windows. One above the window in tokens maps the whole window to
+    less than one position of training; one far below 1 makes positions larger than `MOST_TOKENS`.
     """
-    for key in ("factor", "short_factor", "long_factor"):
-        given = rope.get(key) or 0
-        largest = max(given) if isinstance(given, list) else given
-        if largest > window:
-            raise CheckpointError(
-                f"{path}: {key} is {largest:g}, which maps the window of {window:,} tokens to less than one position "
-                "of training; give the factor with which it was trained"
-            )
+    least = min(1.0, window / MOST_TOKENS)
+    factors = {"factor": [rope.get("factor") or 1.0]}
+    for key in ("short_factor", "long_factor"):
+        factors[key] = rope.get(key) or []
+    for key, values in factors.items():
+        for factor in values:
+            if not least <= factor <= window:
+                raise CheckpointError(
+                    f"{path}: {key} is {factor:g}, with which a window of {window:,} tokens has no distinct positions; "
+                    f"expected {least:g} to {window:,}"
+                )
 
 
 def _not_finite(key: str, value: Any) -> str | None:

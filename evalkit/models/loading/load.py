@@ -132,7 +132,7 @@ def load(
     from evalkit.models.context.stretch import finish, stretch
     from evalkit.models.loading import gguf
     from evalkit.models.loading.build import build_model, copied, read_weights
-    from evalkit.models.loading.configuration import blaming_null, own_config
+    from evalkit.models.loading.configuration import naming_rotary_keys, own_config
     from evalkit.models.loading.tokenizer import load_tokenizer
     from evalkit.models.memory import keep_few_kernels, place_model
     from evalkit.models.parts import resolve_device
@@ -168,7 +168,7 @@ def load(
         stretched = None
         if extension is not None and not _sets_window_only(config, extension):
             stretched = stretch(given, model_config, extension)
-        with blaming_null(folder, model_config):
+        with naming_rotary_keys(folder, model_config):
             model, report, codes = build_model(copies, files, weights, model_config, torch_dtype, attention, remote)
         check_report(given, model, report, codes, say)
         check_numbers(given, config, model)
