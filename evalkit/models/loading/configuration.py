@@ -90,9 +90,9 @@ def own_config(folder: Path, raw: Mapping[str, Any], remote: bool) -> OwnConfig:
     remarks = list(dict.fromkeys(others))
     if unread:
         kind = type(config)
-        keys = ", ".join(dict.fromkeys(unread))
+        listed = ", ".join(dict.fromkeys(unread))
         remarks.append(
-            f"config.json has settings that {kind.__name__} does not read ({keys}), so the model is computed as plain "
+            f"config.json has settings that {kind.__name__} does not read ({listed}), so the model is computed as plain "
             f"{kind.model_type}; if they change it, correct config.json or give the model's code (docs/models.md)"
         )
     return OwnConfig(config, tuple(remarks))
@@ -133,7 +133,7 @@ def naming_rotary_keys(folder: Path, config: Any) -> Iterator[None]:
 
 def _unread(config: Any, raw: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield the keys with a value that neither a config's class nor the code of its models reads."""
-    kind = type(config)
+    kind: Any = type(config)
     known = {*declared_settings(kind), *names_in_code(kind), *WINDOW_KEYS}
     for key, value in raw.items():
         if _WITHOUT_EFFECT.fullmatch(key):
