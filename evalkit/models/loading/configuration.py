@@ -92,8 +92,8 @@ def own_config(folder: Path, raw: Mapping[str, Any], remote: bool) -> OwnConfig:
         kind = type(config)
         listed = ", ".join(dict.fromkeys(unread))
         remarks.append(
-            f"config.json has settings that {kind.__name__} does not read ({listed}), so the model is computed as plain "
-            f"{kind.model_type}; if they change it, correct config.json or give the model's code (docs/models.md)"
+            f"config.json has settings that {kind.__name__} does not read ({listed}), so the model is computed as "
+            f"plain {kind.model_type}; if they change it, correct config.json or give the model's code (docs/models.md)"
         )
     return OwnConfig(config, tuple(remarks))
 

@@ -231,8 +231,8 @@ def _cached_snapshot(given: str, reason: str) -> Path:
     matching = [path for stored, path in snapshots.items() if stored.startswith(commit)]
     if len(matching) != 1:
         commits = ", ".join(f"{name}@{stored}" for stored in snapshots)
-        wanted = commit or f"a reference that says which commit is {branch}"
-        raise CheckpointError(f"{given}: the hub's cache ({folder}) lacks {wanted}; name one that it has: {commits}")
+        absent = commit or f"a reference that says which commit is {branch}"
+        raise CheckpointError(f"{given}: the hub's cache ({folder}) lacks {absent}; name one that it has: {commits}")
     return matching[0]
 
 
