@@ -150,11 +150,6 @@ def load(
         config, folder = copies.config(), copies.folder
         check_supported(source, config)
         warn_of_name(source, config, say)
-        # transformers' own code takes precedence over the checkpoint's, trusted or not
-        remote = checkpoint.trust_remote_code and not natively_known(config)
-        model_config, remarks = own_config(folder, config, remote)
-        for remark in remarks:
-            say(f"warning: {given}: {remark}")
         generation, files = generation_settings(folder), source.weights()
         # The scales of quantised weights stay as stored
         weights = read_weights(files, None if quantization(config) else torch_dtype)
@@ -165,6 +160,11 @@ def load(
         stored = next((str(kind).removeprefix("torch.") for kind, _ in weights.stored.most_common(1)), computed_in)
         if dtype == "auto" and stored in DTYPES and stored != computed_in != "float32":
             say(f"weights are stored in {stored} and rounded to {computed_in}, the dtype in config.json; see --dtype")
+        # transformers' own code takes precedence over the checkpoint's, trusted or not
+        remote = checkpoint.trust_remote_code and not natively_known(config)
+        model_config, remarks = own_config(folder, config, remote)
+        for remark in remarks:
+            say(f"warning: {given}: {remark}")
         stretched = None
         if extension is not None and not _sets_window_only(config, extension):
             stretched = stretch(given, model_config, extension)
