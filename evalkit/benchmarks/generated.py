@@ -20,8 +20,8 @@ from evalkit.benchmarks.request import DocumentRequest, Request, TaskTokens, num
 from evalkit.data.sampling import DocumentSelection
 from evalkit.display import Say
 from evalkit.errors import RunError, UsageError
-from evalkit.models.context.extension import MOST_TOKENS, Extension, configured_window, refuse_generation
-from evalkit.models.loading.files import generation_settings
+from evalkit.models.context.extension import Extension, configured_window, refuse_generation
+from evalkit.models.loading.files import MOST_TOKENS, generation_settings
 from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.loading.spec import ModelSpec, config_of
 from evalkit.runs.finding import run_folder

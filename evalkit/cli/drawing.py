@@ -155,16 +155,17 @@ def _draw(name: str, analysed: list[AnalysedRun], request: FigureRequest, paths:
 def _without_others(given: Sequence[str], root: Path | None) -> list[str]:
     """Leave out files and folders that are neither runs, checkpoints nor names of runs, as a pattern may match."""
     from evalkit.runs.finding import matching_runs, root_of_runs
-    from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, is_file
+    from evalkit.runs.folder import CHECKPOINT, is_run_folder
 
     kept = []
     for name in given:
-        path, files = Path(name), (MANIFEST, RESULTS, JOURNAL, "config.json", "adapter_config.json")
-        is_known = path.suffix == ".gguf" or any((path / file).is_file() for file in files)
+        path = Path(name)
+        is_checkpoint = any((path / file).is_file() for file in (CHECKPOINT, "adapter_config.json"))
+        is_known = is_checkpoint or path.suffix == ".gguf" or is_run_folder(path)
         if is_known or not path.exists() or matching_runs(name, root or root_of_runs()):
             kept.append(name)
         else:
-            inside = any(is_file(child / MANIFEST) for child in path.iterdir()) if path.is_dir() else False
+            inside = any(map(is_run_folder, path.iterdir())) if path.is_dir() else False
             say(f"left out: {name}: no run folder" + f"; for the runs in it give {name.rstrip('/')}/*" * inside)
     return kept
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from evalkit.errors import CheckpointError, UnknownNameError
 from evalkit.inputs import values
-from evalkit.models.loading.locate import looks_like_path, read_config
+from evalkit.models.loading.configuration import remarks_of
+from evalkit.models.loading.locate import Checkpoint, looks_like_path, read_config
 from evalkit.models.variants.settings import KEYS, Differential, Integral
 from evalkit.models.zoo.named import SUFFIXES, models, named_model
 from evalkit.models.zoo.readings import CLEAR, ScoredReading
@@ -63,7 +64,8 @@ def model_report(given: str) -> Report:
         raise CheckpointError(f"{given}: folder not found")
     config = read_config(folder)
     try:
-        return Report(_facts(config, read_shape(config)), (given,))
+        facts = _facts(config, read_shape(config))
+        return Report(facts, (given,), notes=remarks_of(Checkpoint(given, "folder", folder)))
     except ValueError as error:
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
 

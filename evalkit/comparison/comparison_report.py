@@ -228,3 +228,4 @@ def _notes(compared: Comparison, b: str) -> Iterator[str]:
         yield f"not compared ({reason}): {', '.join(left_out)}"
     if not all(task.official for task in tasks):
         yield "*: not the official documents of the task"
+    yield from compared.remarks

@@ -180,6 +180,8 @@ class Comparison:
     length_ratio: float = 1.0
     """How many times as long the interval of the average is for that as that of a single look."""
     margin: MarginVerdict | None = None
+    remarks: tuple[str, ...] = ()
+    """What loading the models reported, after the names of their sides."""
 
     def __repr__(self) -> str:
         average = f"average {self.average.difference:+.4g}: {self.average.verdict}"

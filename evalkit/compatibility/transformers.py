@@ -6,17 +6,24 @@ why no public name serves.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import logging
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from evalkit.compatibility.names import replaced
 
 _CAPTURING = "transformers.utils.output_capturing"
 _OF_CHECKPOINTS = "transformers_modules."
+_LIBRARY = "transformers."
+_NAME = re.compile(r"""\.(\w+)|["']([\w.]+)["']""")
+"""Names that code can read from a config: attributes and strings."""
 _INPUT_GRADIENTS = "PreTrainedModel.enable_input_require_grads.<locals>.make_inputs_require_grads"
 
 
@@ -102,6 +109,36 @@ def config_class(kind: Any) -> Any:
 
     # Not get(), which this mapping inherits from a base class that is empty
     return CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None  # noqa: SIM401
+
+
+def declared_settings(kind: Any) -> Collection[str]:
+    """Return the settings that a config class declares: fields, parameters, other names of these, and attributes.
+
+    No public function lists them: a config also stores any other key that it is given.
+    """
+    declared = {field.name for field in dataclasses.fields(kind)} | {*dir(kind), *kind.attribute_map}
+    for base in kind.__mro__:
+        declared.update(inspect.signature(vars(base).get("__init__", object.__init__)).parameters)
+    return declared
+
+
+@cache
+def names_in_code(kind: Any) -> Collection[str]:
+    """Return the names that the files of a config class and of its models contain, as attributes or strings.
+
+    A class reads settings that it does not declare by name, from its keyword arguments or from a config.
+    """
+    names = set[str]()
+    for base in kind.__mro__:
+        is_library = base.__module__.startswith(_LIBRARY)
+        if base.__module__ == "builtins" or (is_library and not base.__module__.startswith(f"{_LIBRARY}models.")):
+            continue
+        patterns = ("configuration_*.py", "modeling_*.py") if is_library else ("*.py",)
+        folder = Path(inspect.getfile(base)).parent
+        for path in (path for pattern in patterns for path in folder.glob(pattern)):
+            content = path.read_text(encoding="utf-8", errors="replace")
+            names.update(name for groups in _NAME.findall(content) for name in groups)
+    return names
 
 
 def masked_language_models() -> Collection[str]:
@@ -216,6 +253,25 @@ def without_gguf_bar() -> Iterator[None]:
 
     with replaced(modeling_gguf_pytorch_utils, tqdm=lambda bar: partial(bar, disable=True)):
         yield
+
+
+@contextmanager
+def collected_warnings() -> Iterator[list[str]]:
+    """Collect transformers' warnings within the block in place of printing them."""
+    from transformers.utils import logging as library
+
+    texts = list[str]()
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    # Otherwise a second model with the same setting causes no warning; there is no public way
+    library.warning_once.cache_clear()
+    with quiet(), ExitStack() as after:
+        library.set_verbosity_warning()
+        library.disable_default_handler()
+        after.callback(library.enable_default_handler)
+        library.add_handler(handler)
+        after.callback(library.remove_handler, handler)
+        yield texts
 
 
 @contextmanager

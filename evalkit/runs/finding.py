@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.inputs import values
 from evalkit.paths import RUNS
-from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, is_file, load_run
+from evalkit.runs.folder import CHECKPOINT, JOURNAL, MANIFEST, Run, is_file, is_run_folder, load_run
 from evalkit.runs.traits import checkpoint_of, documents_read
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _named(given: str, root: Path) -> list[Run]:
     if not given.strip():
         raise UsageError("a run's name is empty; give its folder, id or checkpoint (evalkit ls runs lists them)")
     for folder in (Path(given), root / given):
-        if is_file(folder / MANIFEST):
+        if is_file(folder / MANIFEST) and is_run_folder(folder):
             return [load_run(folder)]
     if matching := matching_runs(given, root):
         return [run if isinstance(run, Run) else load_run(run.folder) for run in matching]
@@ -199,7 +199,7 @@ def matching_runs(given: str, root: Path) -> list[Run | DamagedRun]:
     with suppress(OSError, RuntimeError):
         path = str(Path(given).expanduser().resolve())
     # A checkpoint that is here is meant itself, and no namesake
-    is_here = path is not None and is_file(Path(path) / "config.json")
+    is_here = path is not None and is_file(Path(path) / CHECKPOINT)
     for matches in (_is_at,) if is_here else (_is_at, _has_name, _begins):
         if matching := [run for run in stored if matches(run, given, path)]:
             return matching
@@ -228,7 +228,7 @@ def scan(root: Path) -> Iterator[Run | DamagedRun]:
     except OSError as error:
         raise RunError(f"folder of runs {root} cannot be read: {error.strerror or error}") from error
     for folder in (root / name for name in names):
-        if any(is_file(folder / name) for name in (MANIFEST, RESULTS, JOURNAL)):
+        if is_run_folder(folder):
             try:
                 yield load_run(folder)
             except (RunError, UsageError) as error:  # UsageError: a folder name that is not valid text

@@ -92,12 +92,20 @@ def kinds(manifest: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(" ".join(device.kind) for device in places(manifest)))
 
 
-def computation_notes(manifest: Mapping[str, Any]) -> list[str]:
-    """Return notes about tokens that were left out of every text, and about several kinds of devices."""
-    notes = []
-    if ending := (manifest.get("loaded") or {}).get("left_out"):
+def loading_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return what loading the model reported: settings of config.json that are not computed, tokens left out."""
+    loaded = manifest.get("loaded") or {}
+    notes = list(loaded.get("remarks", ()))
+    if ending := loaded.get("left_out"):
         notes.append(f"{printable(ending)}, which the tokenizer adds after each text, is only where a template has it")
-    if len(several := kinds(manifest)) > 1:
+    return notes
+
+
+def computation_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return notes about a run's model as it was loaded, and about several kinds of devices that computed it."""
+    notes = loading_notes(manifest)
+    several = kinds(manifest)
+    if len(several) > 1:
         parts = " and in part on ".join(several)
         notes.append(f"computed in part on {parts}, which round differently; manifest.json lists the batches")
     return notes

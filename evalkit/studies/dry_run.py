@@ -18,6 +18,7 @@ from evalkit.benchmarks.request import TaskTokens, remembered, remembering
 from evalkit.display import Say, clock, doing, imports
 from evalkit.errors import EvalkitError, SeveralErrors, UsageError
 from evalkit.escape import counted
+from evalkit.models.loading.configuration import remarks_of
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import tokenizer_alone
 from evalkit.models.zoo.shapes import BYTES, parameter_count
@@ -92,6 +93,8 @@ def _estimates(plans: Sequence[tuple[str, Plan]], say: Say) -> tuple[list[_Estim
             except UsageError as error:
                 unknown[f"time is not estimated: {error}"] = None
             try:
+                remarks = remarks_of(plan.checkpoint)
+                unknown.update(dict.fromkeys(f"{plan.checkpoint.given}: {remark}" for remark in remarks))
                 tasks = _sampled_tokens(plan, say)
             except EvalkitError as error:
                 problems[f"{plan.checkpoint.given}, {plan.manifest['kind']}: {error}"] = error

@@ -33,6 +33,7 @@ from evalkit.runs.folder import Run
 from evalkit.runs.score_table import MARGIN
 from evalkit.runs.traits import (
     caveat_notes,
+    loading_notes,
     model_differences,
     origin_notes,
     same_checkpoint,
@@ -162,7 +163,8 @@ def _notes(
             benchmark = benchmark_of(run)
             pairs = ([benchmark.label(run, task).full for task in pair] for pair in filled(run.suite)[1].items())
             remarks += [f"{task} in the column of {column}" for task, column in pairs]
-        remarks += [*origin_notes(run.manifest), *unofficial_notes(run.manifest), *caveat_notes(run.manifest)]
+        remarks += [*origin_notes(run.manifest), *unofficial_notes(run.manifest)]
+        remarks += [*caveat_notes(run.manifest), *loading_notes(run.manifest)]
         remarks += filter(None, [row_mismatch(layout, key, run)])
         if remarks:
             row = rows.get(key)

@@ -15,7 +15,9 @@ from evalkit.runs.folder import load_run
 from tests.arguments import arguments
 from tests.benchmarks.longbench.made import record, write
 from tests.cli.conftest import Command, Outcome, complains
+from tests.models.loading import edit_config
 from tests.studies.conftest import files
+from tests.tables.runs import mapped, written
 from tests.tiny import TRAINING_TEXT, tiny_checkpoint, tiny_tokenizer
 
 __all__ = ["files"]  # fixture
@@ -165,3 +167,57 @@ def test_names_of_seeds_and_beginnings(files: Path, evalkit: Command, tmp_path: 
     assert "beta/seed1/model" in first.out.splitlines()[0] and "alpha/seed1/model" in first.out
     completed = evalkit("compare", "alpha", "beta-seed1", "--in", "runs")
     assert completed.out == first.out and "alpha: alpha-seed1-model-zeroshot8" in completed.err
+
+
+def test_settings_that_a_model_does_not_read_are_in_all_that_is_printed(
+    run: Command, evalkit: Command, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A patched checkpoint with a neutral name: what its config.json says of it, beside every number of it."""
+    monkeypatch.setenv("EVALKIT_OUTPUT", "runs")
+    patched = Path(shutil.copytree(checkpoint, "neutral"))
+    edit_config(patched, my_attention={"kind": "integral"})
+    dry = run("--model", patched, "--dry-run")
+    first = run("--model", patched)
+    assert "warning: " in first.err
+    plain = run()
+    folders = [outcome.out.splitlines()[-1] for outcome in (first, plain)]
+    again = run("--model", patched)  # finished: nothing is loaded
+    written(Path("own.yaml"), suite="zeroshot8", rows=[{"items": {"one": "One", "two": "Two"}}],
+            columns=[{"items": {"piqa": None, "boolq": None}}])  # fmt: skip
+    mapped(Path(), rows=dict(zip(("one", "two"), folders, strict=True)))
+    page = Path("report.html")
+    evalkit("report", *folders, "--without-documents", "-o", page)
+    shown = [
+        dry,
+        first,
+        again,
+        evalkit("models", "show", patched),
+        evalkit("ls", "runs"),
+        evalkit("show", folders[0]),
+        evalkit("rescore", folders[0], "--rule", "acc"),
+        evalkit("compare", *folders),
+        evalkit("table", "own.yaml", "--source", "runs", "--runs", "mapping.yaml"),
+    ]
+    for outcome in shown:
+        assert outcome.code == 0 and "does not read (my_attention)" in outcome.out, outcome
+    assert "my_attention" not in plain.out + plain.err
+    assert "does not read (my_attention)" in page.read_text(encoding="utf-8")
+
+
+def test_a_checkpoint_with_a_foreign_manifest_is_no_run(
+    run: Command, evalkit: Command, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No message suggests to delete the folder, which has the weights."""
+    monkeypatch.setenv("EVALKIT_OUTPUT", "runs")
+    model = Path(shutil.copytree(checkpoint, "models/foreign"))
+    for name in ("manifest.json", "results.json"):
+        (model / name).write_text('{"files": ["model.safetensors"]}', encoding="utf-8")
+    assert run("--model", model).code == 0
+    for command in (("show",), ("rescore",), ("report", "-o", "report.html")):
+        outcome = evalkit(command[0], model, *command[1:])
+        assert outcome.code == 0, outcome
+    assert "none in models" in evalkit("ls", "runs", "--in", "models").out
+    shutil.rmtree("runs")
+    unknown = evalkit("show", model)
+    complains(unknown, 1, "models/foreign")
+    assert "delete" not in unknown.err and "damaged" not in unknown.err

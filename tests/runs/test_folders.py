@@ -101,7 +101,12 @@ def test_folders_that_hold_no_finished_run(make: Callable[..., Path]) -> None:
     (root / "file").touch()
     (root / "torn").mkdir()
     (root / "torn" / JOURNAL).touch()
+    (root / "weights").mkdir()
+    for name in ("config.json", MANIFEST, RESULTS):  # a checkpoint, with files of another program
+        (root / "weights" / name).write_text("{}", encoding="utf-8")
     assert [entry.folder for entry in scan(root)] == [begun, damaged, root / "torn"]
+    with pytest.raises(RunError, match="weights is not a run folder"):
+        load_run(root / "weights")
     assert [run.folder for run in list_runs(root)] == [begun]
     for name, noun in (("begun", "not finished"), ("dama", MANIFEST), ("torn", MANIFEST)):
         with pytest.raises(RunError, match=noun):

@@ -201,6 +201,7 @@ def _notes(run: Run, names: list[str], detail: bool) -> list[str]:
     notes = [
         f"{run.manifest['model']}, {specification['dtype']}, {run.template} prompts, {documents}, {read}",
         "means over documents of the mean over heads (rank: median); shares in %",
+        *computation_notes(run.manifest),
     ]
     if not detail:
         return [*notes, "--detail prints all layers and measures, and what they are"]
@@ -218,4 +219,4 @@ def _notes(run: Run, names: list[str], detail: bool) -> list[str]:
         notes.append(f"categories are of English words, by {specification['tagger']}")
     if cut := sum(task["truncated"] for task in tasks):
         notes.append(f"{counted(cut, 'document')} truncated to the context window")
-    return [*notes, *computation_notes(run.manifest)]
+    return notes

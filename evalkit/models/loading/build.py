@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import xxhash
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from evalkit.compatibility.torch import built_without_parameters
 from evalkit.compatibility.transformers import (
@@ -155,12 +155,6 @@ class _ReadOnceTensor:
     def __getitem__(self, _: Any) -> torch.Tensor | None:
         tensor, self._tensor, self.was_read = self._tensor, None, True
         return tensor
-
-
-def own_config(folder: Path, remote: bool) -> Any:
-    """Return the transformers config in a folder; `remote`: its class is defined by code in the folder."""
-    with quiet():
-        return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=remote)
 
 
 def build_model(
