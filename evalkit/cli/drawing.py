@@ -123,8 +123,8 @@ def _analysed(
 
     sides: Sequence[Side]
     if source.results is None:
-        named = source.named(given, usable=lambda run: run.kind == ATTENTION)
-        sides, notes = sides_of(named.singles, named.groups), tuple[str, ...]()
+        sides = sides_of(*source.named(given, usable=lambda run: run.kind == ATTENTION))
+        notes = tuple[str, ...]()
     else:
         analyses = study_analyses(source.results, given, source.benchmark)
         sides, notes = analyses.sides, analyses.notes
@@ -153,7 +153,8 @@ def _draw(name: str, analysed: list[AnalysedRun], request: FigureRequest, paths:
 
 def _without_others(given: Sequence[str]) -> list[str]:
     """Leave out files and folders that are neither runs, checkpoints nor names of runs, as a pattern may match."""
-    from evalkit.runs.finding import matching_runs, root_of_runs
+    from evalkit.comparison.naming import matching_runs
+    from evalkit.runs.finding import root_of_runs
     from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, is_file
 
     kept = []
@@ -213,8 +214,7 @@ def report(
         if source.results is not None:
             contents = contents_of_study(source.results, runs, source.benchmark, key)
         else:
-            named = source.named(_without_others(runs))
-            contents = contents_of_runs(named.singles, named.groups, key, names or ())
+            contents = contents_of_runs(*source.named(_without_others(runs)), key, names or ())
     for note in contents.notes:
         say(note)
     chosen = None if sample is None else DocumentSample(sample, seed)

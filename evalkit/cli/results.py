@@ -70,7 +70,7 @@ def show(
         from evalkit.inspection.outcomes import show_document, show_list
         from evalkit.inspection.reports import document_report, list_report, prompt_text
 
-        opened = Source(None, None).named(runs, root).singles if len(runs) > 1 else [named_run(runs[0], root)]
+        opened = Source(None, None).named(runs, root)[0]
         if document is None:
             criteria = [name for name, is_asked in vars(chosen).items() if is_asked]
             selection = show_list(opened, task, rule, criteria, (text or "").split(), news)
@@ -210,8 +210,8 @@ def table(
                 made = make(replace(request, mapping=Path(runs)))
             else:
                 layout = requested_layout(request)
-                named = of_study.named(given, usable=lambda run: has_suite_of(layout, run))
-                made = make(replace(request, runs=tuple(str(run.folder) for run in named.singles)))
+                named, _ = of_study.named(given, usable=lambda run: has_suite_of(layout, run))
+                made = make(replace(request, runs=tuple(str(run.folder) for run in named)))
     printer(Report((made,)), output)
     return 0
 

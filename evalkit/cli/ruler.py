@@ -106,7 +106,7 @@ def show_ruler(
     from evalkit.comparison.sides import names
 
     with doing("reading runs"):
-        opened = running.Source(None, None).named(runs, root, usable=lambda run: run.kind in (RULER, NEEDLE)).singles
+        opened = running.Source(None, None).named(runs, root, usable=lambda run: run.kind in (RULER, NEEDLE))[0]
     if (kinds := {run.kind for run in opened}) not in ({RULER}, {NEEDLE}):
         raise UsageError(
             f"the runs are of {', '.join(sorted(kinds))}; name runs of evalkit ruler, or of evalkit needle"

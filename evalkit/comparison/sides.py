@@ -7,21 +7,21 @@ twice; and a `Claim`: about checkpoints, settings, or, with several seeds of eac
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import product
 from math import isnan
 from pathlib import Path
 from statistics import median
 from typing import TypeAlias
 
 from evalkit.benchmarks.differences import differences
+from evalkit.comparison.naming import settings_words
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.escape import counted, printable
 from evalkit.inputs.reading import MOST_TEXT_BYTES, read_json
 from evalkit.reporting.decimals import fixed
-from evalkit.runs.finding import find_runs, is_completed, is_generic, only_run, settings_words
+from evalkit.runs.finding import is_generic
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import Trait, checkpoint_of, model_differences, same_checkpoint
 from evalkit.stats.noise import Bounded, independent_checkpoints
@@ -92,67 +92,9 @@ class Side:
 Group: TypeAlias = tuple[str, Sequence[Run]]
 
 
-@dataclass(frozen=True)
-class NamedRuns:
-    """The runs that references on the command line mean."""
-
-    singles: list[Run]
-    groups: list[Group]
-    notes: list[str]
-    """A sentence about each name that matches several runs."""
-
-
-def find_alike(
-    given: Sequence[str],
-    groups: Sequence[str],
-    root: Path,
-    usable: Callable[[Run], bool] = lambda _: True,
-    is_strict: bool = False,
-) -> NamedRuns:
-    """Find the run that each reference means: of several, those that are measured alike, on the same documents.
-
-    Of several such sets it is the first in the order of `finding.find_runs`; without one, the first run of each name.
-    `groups` are "NAME=run,run,…". With `is_strict` a name of several runs raises a `UsageError`.
-    """
-    read = list(map(read_group, groups))
-    names = list(dict.fromkeys([*given, *(name for _, members in read for name in members)]))
-    matching = {name: find_runs(name, root, usable) for name in names}
-    if is_strict:
-        for name, runs in matching.items():
-            only_run(name, root, runs)
-    chosen = dict(zip(names, _alike([*matching.values()]), strict=True))
-    notes = []
-    for name, run in chosen.items():
-        others = len(matching[name]) - 1
-        if others or is_completed(run, name):
-            about = ", ".join(filter(None, (run.suite, *settings_words(run))))
-            notes.append(f"{name}: {run.folder.name} ({about})" + f", of {others + 1} runs that match" * bool(others))
-    of_groups: list[Group] = [(name, [chosen[member] for member in members]) for name, members in read]
-    return NamedRuns([chosen[name] for name in given], of_groups, notes)
-
-
-def _alike(matching: Sequence[Sequence[Run]]) -> list[Run]:
-    """Return one of each name's runs: the first that are all measured as one of the first name's, or of its suite."""
-    if any(len(runs) > 1 for runs in matching):
-        for fits, first in product((_are_alike, _have_suite), matching[0]):
-            chosen = [next((run for run in runs if fits(first, run)), None) for runs in matching[1:]]
-            if None not in chosen:
-                return [first, *filter(None, chosen)]
-    return [runs[0] for runs in matching]
-
-
-def _have_suite(a: Run, b: Run) -> bool:
-    return (a.kind, a.suite) == (b.kind, b.suite) and a.folder != b.folder
-
-
-def _are_alike(a: Run, b: Run) -> bool:
-    """Whether two runs are of one suite and documents, without a difference that tables refuse."""
-    return _have_suite(a, b) and not any(mine.refused for mine, _ in differences(a, b))
-
-
-def find_trainings(runs: NamedRuns) -> list[Side]:
+def trainings_of(singles: Sequence[Run], groups: Sequence[Group]) -> list[Side]:
     """Return the trainings of a curve: all single runs are one training, and each group is one."""
-    trainings, singles = list(runs.groups), runs.singles
+    trainings = list(groups)
     if singles:
         folders = {str(run.manifest["model"]).rstrip("/").rpartition("/")[0].rpartition("/")[2] for run in singles}
         common = folders.pop() if len(folders) == 1 else ""
@@ -202,7 +144,8 @@ def check_unique(sides: Sequence[Side]) -> None:
     runs = {run.manifest["id"]: run.folder.name for side in sides for run in side.runs}
     ids = [run.manifest["id"] for side in sides for run in side.runs]
     if twice := [identity for identity in ids if ids.count(identity) > 1]:
-        raise UsageError(f"run {runs[twice[0]]} is named twice; a run cannot be compared with itself; remove one")
+        why = "one checkpoint under the same settings, so that nothing can differ"
+        raise UsageError(f"two sides are one run, {runs[twice[0]]}: {why}; remove one")
     names_of_sides = [side.name for side in sides]
     if alike := [name for name in names_of_sides if names_of_sides.count(name) > 1]:
         raise UsageError(f"two sides are called '{alike[0]}'; give the groups different names")
