@@ -113,9 +113,9 @@ class Source:
 
         groups = list(map(read_group, self.groups))
         members = [name for _, names in groups for name in names]
-        found = iter(find_runs([*runs, *members], root or root_of_runs(), usable))
-        singles = [next(found) for _ in runs]
-        return singles, [(name, [next(found) for _ in names]) for name, names in groups]
+        opened = iter(find_runs([*runs, *members], root or root_of_runs(), usable))
+        singles = [next(opened) for _ in runs]
+        return singles, [(name, [next(opened) for _ in names]) for name, names in groups]
 
     @property
     def pairs_seeds(self) -> bool:

@@ -67,8 +67,8 @@ def load_run(run: str | Path, root: str | Path = RUNS) -> Run:
         UnknownNameError: no run matches.
         RunError: the run is damaged, or the folder is not a run folder.
     """
-    [found] = find_runs([values.name_or_path("run", run)], values.path("root", root), finished=False)
-    return found
+    [opened] = find_runs([values.name_or_path("run", run)], values.path("root", root), finished=False)
+    return opened
 
 
 @overload
@@ -140,9 +140,9 @@ def compare(
             raise UsageError(f"groups: '{name}' is one run; give a list of runs")
     given = [*runs, *(run for members in (groups or {}).values() for run in members)]
     names = [run if isinstance(run, Run) else values.name_or_path("run", run) for run in given]
-    found = iter(find_runs(names, values.path("root", root)))
-    singles = [next(found) for _ in runs]
-    named = [(name, [next(found) for _ in members]) for name, members in (groups or {}).items()]
+    opened = iter(find_runs(names, values.path("root", root)))
+    singles = [next(opened) for _ in runs]
+    named = [(name, [next(opened) for _ in members]) for name, members in (groups or {}).items()]
     sides, looks = sides_of(singles, named), Looks(anytime, values.whole("watch", watch, 1))
     comparisons = compare_sides(sides, outcome_key(outcome, rule), margin, pair_seeds, looks=looks)
     return comparisons[0] if len(comparisons) == 1 else comparisons

@@ -105,13 +105,13 @@ def _meant(name: str | Run, root: Path, usable: Callable[[Run], bool], finished:
     for folder in (Path(name), root / name):
         if is_file(folder / MANIFEST) and not is_file(folder / "config.json"):
             return _Meant(name, [_opened(load_run(folder), finished)], True)
-    found = [run if isinstance(run, Run) else load_run(run.folder) for run in matching_runs(name, root)]
-    if not found:
+    matching = [run if isinstance(run, Run) else load_run(run.folder) for run in matching_runs(name, root)]
+    if not matching:
         _raise_unknown(name, root)
-    if len(found) == 1 and (found[0].manifest.get("name") == name or _is_completed(found[0], name)):
-        return _Meant(name, [_opened(found[0], finished)], True)
-    if not (runs := [run for run in found if not _is_special(run)]):
-        raise _ambiguous({name: found}, root, "alone means no control, varied, rounded or imported run")
+    if len(matching) == 1 and (matching[0].manifest.get("name") == name or _is_completed(matching[0], name)):
+        return _Meant(name, [_opened(matching[0], finished)], True)
+    if not (runs := [run for run in matching if not _is_special(run)]):
+        raise _ambiguous({name: matching}, root, "alone means no control, varied, rounded or imported run")
     if len({checkpoint_of(run) for run in runs}) > 1:
         raise _ambiguous({name: runs}, root, "is the name of several checkpoints, or of several states of one")
     runs = [run for run in runs if run.complete or not finished] or [_opened(runs[0], finished)]
@@ -262,7 +262,9 @@ def matching_runs(given: str, root: Path) -> list[Run | DamagedRun]:
     is_here = path is not None and (is_file(path / "config.json") or (path.suffix == ".gguf" and is_file(path)))
     if is_here:
         return _of_present_files(given, stored, at_path)
-    return at_path or [run for run in stored if _has_name(run, given)] or [run for run in stored if _begins(run, given)]
+    named = [run for run in stored if _has_name(run, given)]
+    begun = [run for run in stored if _begins(run, given)]
+    return [*(at_path or named or begun)]
 
 
 def _of_present_files(given: str, stored: Sequence[Run | DamagedRun], at_path: Sequence[Run]) -> list[Run | DamagedRun]:

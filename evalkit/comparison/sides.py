@@ -31,6 +31,9 @@ _SCALE = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
 _SEED = re.compile(r"seed[-_= ]?(\d+)")
+_SUBJECTS = {"limit": "sample", "quantisation": "rounding", "scoring version": "evalkit version"}
+_SUBJECTS |= dict.fromkeys(("template", "template's text", "prompts", "solved examples", "prompt tokens"), "prompt")
+"""Setting → what a claim is about, if two sides differ in it."""
 
 
 def check_pairs(a: Side, b: Side) -> None:
@@ -189,6 +192,8 @@ class Claim:
     sentence: str
     settings: Mapping[str, tuple[str, str]]
     """Setting that differs besides the checkpoint → (A's values, B's); several values if a side's own runs differ."""
+    caution: str = ""
+    """First sentence of every verdict, where A and B differ in more than the checkpoint; else empty."""
 
 
 def claim_of(a: Side, b: Side, in_pairs: bool = False) -> Claim:
@@ -202,11 +207,21 @@ def claim_of(a: Side, b: Side, in_pairs: bool = False) -> Claim:
             runs = " and ".join(run.folder.name for run in pair)
             raise UsageError(f"group {side.name}: runs {runs} have the same checkpoint; remove one")
         check_uniform(side)
-    settings, counts, last = _differing(a, b), (a.trainings, b.trainings), a.each
+    settings, refused = _differing(a, b)
+    subjects = list(dict.fromkeys(map(_subject, refused)))
+    listed = ", ".join(f"{name} ({' | '.join(settings[name])})" for name in refused)
     if {checkpoint_of(run) for run in a.runs} == {checkpoint_of(run) for run in b.runs}:
-        what = " and ".join(settings) or "its location"
-        sentence = f"Both are the same checkpoint, so the claim is about {what}, not about models."
-        return Claim("setting", sentence, settings)
+        what = f"the {_joined(subjects)}" if subjects else _joined([*settings]) or "its location"
+        sentence = f"The claim is about {what}, not about models: {a.name} and {b.name} are the same checkpoint"
+        sentence += f" under {listed}." if listed else "."
+        return Claim("setting", sentence, settings, sentence)
+    caution = ""
+    if together := [subject for subject in subjects if subject != "sample"]:
+        about = _joined(["checkpoint", *together])
+        caution = f"The claim is about {about} together: {a.name} and {b.name} differ in {listed}."
+    elif subjects:
+        caution = f"Only the common documents of two samples are compared: {listed}."
+    counts, last = (a.trainings, b.trainings), a.each
     few = "; with two pairs" if in_pairs else "; with two seeds of a side"
     few = f"{few} the spread is hardly known, so only large differences show" if 2 in counts else ""
     if counts == (1, 1) and last > 1:
@@ -214,8 +229,9 @@ def claim_of(a: Side, b: Side, in_pairs: bool = False) -> Claim:
         sentence = f"The claim is about the means of these {last} checkpoints of two trainings: {covered}"
         sentence += "; a claim about training noise needs seeds."
     elif counts == (1, 1):
-        kind, unknown = "checkpoints", "could score differently, and one run does not show by how much"
-        sentence = f"The claim is about these two checkpoints: another seed of either {unknown}."
+        kind, about = "checkpoints", "These are two single" if caution else "The claim is about these two"
+        unknown = "could score differently, and one run does not show by how much"
+        sentence = f"{about} checkpoints: another seed of either {unknown}."
     elif 1 in counts:
         alone, many = (a, b) if counts[0] == 1 else (b, a)
         what = "training" if last > 1 else "checkpoint"
@@ -233,7 +249,7 @@ def claim_of(a: Side, b: Side, in_pairs: bool = False) -> Claim:
         kind, errors = "architectures", f"other seeds ({seeds} here) and other documents"
         sentence = f"The claim is about two architectures: the errors cover {errors}{few}."
         sentence += f" A seed's score is the mean of its last {last} checkpoints." * (last > 1)
-    return Claim(kind, sentence, settings)
+    return Claim(kind, sentence, settings, caution)
 
 
 def autocorrelation_sentence(last: int, estimates: Sequence[Bounded]) -> str:
@@ -261,8 +277,18 @@ def check_uniform(side: Side, may_differ: Collection[str] = ()) -> None:
             raise UsageError(f"{mixed}: {first.folder.name} and {run.folder.name} differ in {', '.join(differing)}")
 
 
-def _differing(a: Side, b: Side) -> dict[str, tuple[str, str]]:
-    """Return the settings that differ between any two runs → (A's values, B's)."""
+def _joined(words: Sequence[str]) -> str:
+    """Return "a", "a and b", or "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def _subject(setting: str) -> str:
+    """Return what a claim is about, if two sides differ in a setting."""
+    return "prompt" if setting.startswith("examples of ") else _SUBJECTS.get(setting, setting)
+
+
+def _differing(a: Side, b: Side) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """Return the settings that differ between any two runs → (A's values, B's); and those that tables refuse."""
     # Of each run the settings that differ from those of A's first; the rule is the same for all runs of a comparison
     of_a, of_b = ([differences(a.runs[0], run) for run in side.runs] for side in (a, b))
     of_first = {mine.name: mine.value for pairs in of_a + of_b for mine, _ in pairs if mine.name != "rule"}
@@ -271,4 +297,6 @@ def _differing(a: Side, b: Side) -> dict[str, tuple[str, str]]:
         others = [{theirs.name: theirs.value for _, theirs in pairs} for pairs in of_runs]
         return ", ".join(dict.fromkeys(of_run.get(name, of_first[name]) for of_run in others))
 
-    return {name: (values(of_a, name), values(of_b, name)) for name in of_first}
+    refused = {mine.name for pairs in of_a + of_b for mine, _ in pairs if mine.refused}
+    settings = {name: (values(of_a, name), values(of_b, name)) for name in of_first}
+    return settings, [name for name in settings if name in refused]

@@ -62,10 +62,10 @@ def read_mapping(layout: TableLayout, path: Path) -> RunMapping:
     names = {row: [str(valid_path(f"{where}, row '{row}'", name)) for name in of_row] for row, of_row in given.items()}
     every = [name for of_row in names.values() for name in of_row]
     try:
-        found = iter(find_runs(every, root_of_runs(), lambda run: has_suite_of(layout, run)))
+        opened = iter(find_runs(every, root_of_runs(), lambda run: has_suite_of(layout, run)))
     except (UsageError, RunError) as error:
         raise (UsageError if isinstance(error, UsageError) else RunError)(f"{where}: {error}") from error
-    rows = {row: [next(found) for _ in of_row] for row, of_row in names.items()}
+    rows = {row: [next(opened) for _ in of_row] for row, of_row in names.items()}
     values = None if content.values is None else valid_path(f"{where}: 'values'", content.values)
     return RunMapping(content.rule, rows, values)
 

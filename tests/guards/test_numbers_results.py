@@ -221,7 +221,7 @@ def tabled(identity: str, text: str, rows: Callable[[Bench], dict[str, Any]], *n
 
 
 tabled("table-unfinished", "A run that is not finished fills no row.",
-    lambda bench: {"unfinished": [_unfinished(bench)]}, "vanilla_125m", "is not finished", code=1)  # fmt: skip
+    lambda bench: {"vanilla_125m": [_unfinished(bench)]}, "unfinished", "is not finished", code=1)  # fmt: skip
 tabled("table-protocol", "Rows of a table are measured alike.",
     lambda bench: {"vanilla_125m": [bench.shared.run], "cog_125m": [bench.altered("b", limit=2)]}, "cog_125m",
     "the first 2 documents")  # fmt: skip
