@@ -94,8 +94,7 @@ def rescore(
 ) -> None:
     """Apply another rule to the scores of a finished run; no model is needed.
 
-    RUN is a run folder, or a run in --in as `evalkit ls runs` lists it: its id or name, the beginning of either,
-    or its checkpoint where no other run has it.
+    RUN is a run folder, or the id, name or checkpoint of one in --in (evalkit ls runs).
 
     \b
     evalkit rescore 1a2b3c4d --rule acc_norm

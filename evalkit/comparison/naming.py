@@ -42,6 +42,8 @@ class _Meant(NamedTuple):
     runs: Sequence[Run]
     is_exact: bool
     """Whether the name is that of one run, not of a checkpoint."""
+    count: int = 1
+    """Runs that match, also those that a checkpoint's name does not mean."""
 
 
 def find_run(name: str, root: Path, usable: Callable[[Run], bool] = lambda _: True) -> Run:
@@ -68,11 +70,10 @@ def find_runs(
     meant = [_meant(name, root, usable, finished) for name in given]
     chosen = _chosen(meant, root)
     notes = []
-    for (name, runs, is_exact), run in zip(meant, chosen, strict=True):
-        if len(runs) > 1 or (is_exact and run.folder.name != name and run.folder.name.startswith(name)):
+    for (name, _, _, count), run in zip(meant, chosen, strict=True):
+        if count > 1 or not _is_whole(run, name):
             about = ", ".join(filter(None, (run.suite, *settings_words(run))))
-            several = f", of {len(runs)} runs that match" * (len(runs) > 1)
-            notes.append(f"{name}: {run.folder.name} ({about}){several}")
+            notes.append(f"{name}: {run.folder.name} ({about})" + f", of {count} runs that match" * (count > 1))
     for note in dict.fromkeys(notes):
         news(note)
     return chosen
@@ -115,7 +116,7 @@ def _meant(name: str | Run, root: Path, usable: Callable[[Run], bool], finished:
     if len({checkpoint_of(run) for run in runs}) > 1:
         raise _ambiguous({name: runs}, root, "is the name of several checkpoints, or of several states of one")
     runs = [run for run in runs if run.complete or not finished] or [_opened(runs[0], finished)]
-    return _Meant(name, list(filter(usable, runs)) or runs, False)
+    return _Meant(name, list(filter(usable, runs)) or runs, False, len(matching))
 
 
 def _opened(run: Run, finished: bool) -> Run:
@@ -136,7 +137,7 @@ def _chosen(meant: Sequence[_Meant], root: Path) -> list[Run]:
         return [each.runs[0] for each in meant]
     every = {each.name: each.runs for each in meant}
     first, *others = every.values()
-    fitting = [run for run in first if all(any(_are_alike(run, other) for other in runs) for runs in others)]
+    fitting = [run for run in first if all(any(are_alike(run, other) for other in runs) for runs in others)]
     if not fitting:
         raise _ambiguous(every, root, "have no runs that are measured alike")
     several = "have several runs that are measured alike" if others else f"matches {len(first)} runs"
@@ -144,14 +145,14 @@ def _chosen(meant: Sequence[_Meant], root: Path) -> list[Run]:
         raise _ambiguous(every, root, several)
     chosen = list[Run]()
     for each in meant:
-        run = _under_defaults([run for run in each.runs if run is baseline or _are_alike(baseline, run)])
+        run = _under_defaults([run for run in each.runs if run is baseline or are_alike(baseline, run)])
         if run is None:
             raise _ambiguous(every, root, several)
         chosen.append(run)
     return chosen
 
 
-def _are_alike(a: Run, b: Run) -> bool:
+def are_alike(a: Run, b: Run) -> bool:
     """Return whether two runs are of one suite, tasks and documents, without a difference that tables refuse."""
     if (a.kind, a.suite) != (b.kind, b.suite) or a.manifest["documents"].keys() != b.manifest["documents"].keys():
         return False
@@ -196,7 +197,7 @@ def _tasks(tasks: Sequence[str] | Mapping[str, object]) -> str:
 
 def _ambiguous(runs: Mapping[str, Sequence[Run]], root: Path, why: str) -> UsageError:
     every = {run.folder: run for of_name in runs.values() for run in of_name}
-    words = dict(zip(every, distinctions([*every.values()]), strict=True))
+    words = dict(zip(every, _distinctions([*every.values()]), strict=True))
     lists = []
     for name, of_name in runs.items():
         listed = "; ".join(words[run.folder] for run in of_name[:_MOST_LISTED]) + "; …" * (len(of_name) > _MOST_LISTED)
@@ -205,37 +206,24 @@ def _ambiguous(runs: Mapping[str, Sequence[Run]], root: Path, why: str) -> Usage
     return UsageError(f"{names} {why} in {root}: {' | '.join(lists)}; name a run by its id")
 
 
-def distinctions(runs: Sequence[Run]) -> list[str]:
-    """Return each run's id, and in parentheses what distinguishes it from the others."""
-    states = {(run.model, checkpoint_of(run)) for run in runs}
-    dates = [{"date": f"of {str(run.manifest['created'])[:16].replace('T', ' ')}"} for run in runs]
-    facts = [_facts(run, refused=True) for run in runs]
-    if len(states) > len({model for model, _ in states}):
-        facts = [of_run | date for of_run, date in zip(facts, dates, strict=True)]
-    more = [[_facts(run, refused=False) for run in runs], dates, [{"folder": run.folder.name} for run in runs]]
-    while len(words := _differing(facts)) > len(set(words)) and more:
-        facts = [of_run | further for of_run, further in zip(facts, more.pop(0), strict=True)]
-    return [
-        f"{run.manifest['id'][:_ID_SHOWN]} ({of_run or run.suite})" for run, of_run in zip(runs, words, strict=True)
-    ]
-
-
-def _facts(run: Run, refused: bool) -> dict[str, str]:
-    """Return what a run is of and under, in words; `refused`: of its traits those that cannot share a table."""
-    facts = {"model": run.model, "revision": str(run.manifest["revision"] or ""), "suite": run.suite}
-    facts |= {"tasks": _tasks(run.manifest["documents"])}
-    return facts | {
-        trait.name: trait.words
-        for trait in traits(run).values()
-        if trait.refused == refused and trait.name not in _DERIVED
-    }
-
-
-def _differing(facts: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return for each run its facts that are not the same for all."""
+def _distinctions(runs: Sequence[Run]) -> list[str]:
+    """Return each run's id, and in parentheses all that distinguishes it from the others."""
+    facts = [_facts(run) for run in runs]
     names = dict.fromkeys(name for of_run in facts for name in of_run)
     differing = [name for name in names if len({of_run.get(name) for of_run in facts}) > 1]
-    return [", ".join(of_run.get(name) or f"no {name}" for name in differing) for of_run in facts]
+    listed = []
+    for run, of_run in zip(runs, facts, strict=True):
+        words = ", ".join(of_run.get(name) or f"no {name}" for name in differing)
+        listed.append(f"{run.manifest['id'][:_ID_SHOWN]} ({words or run.folder.name})")
+    return listed
+
+
+def _facts(run: Run) -> dict[str, str]:
+    """Return what a run is of, under, and from, in words."""
+    facts = {"model": run.model, "revision": str(run.manifest["revision"] or ""), "suite": run.suite}
+    facts["tasks"] = _tasks(run.manifest["documents"])
+    facts |= {trait.name: trait.words for trait in traits(run).values() if trait.name not in _DERIVED}
+    return facts | {"date": str(run.manifest["created"])[:19].replace("T", " ")}
 
 
 def _raise_unknown(name: str, root: Path) -> None:
@@ -254,10 +242,7 @@ def _raise_unknown(name: str, root: Path) -> None:
 
 def matching_runs(given: str, root: Path) -> list[Run | DamagedRun]:
     """Return the runs in a folder that a text may mean: of a checkpoint that is here, those of its present files."""
-    stored, path = list(scan(root)), None
-    if given != "demo":  # which is no folder
-        with suppress(OSError, RuntimeError):
-            path = Path(given).expanduser().resolve()
+    stored, path = list(scan(root)), _resolved(given)
     at_path = [run for run in stored if isinstance(run, Run) and path and run.manifest.get("path") == str(path)]
     is_here = path is not None and (is_file(path / "config.json") or (path.suffix == ".gguf" and is_file(path)))
     if is_here:
@@ -265,6 +250,13 @@ def matching_runs(given: str, root: Path) -> list[Run | DamagedRun]:
     named = [run for run in stored if _has_name(run, given)]
     begun = [run for run in stored if _begins(run, given)]
     return [*(at_path or named or begun)]
+
+
+def _resolved(given: str) -> Path | None:
+    """Return the path that a name may be; None for the demo checkpoint, and for what is no path."""
+    with suppress(OSError, RuntimeError):
+        return None if given == "demo" else Path(given).expanduser().resolve()
+    return None
 
 
 def _of_present_files(given: str, stored: Sequence[Run | DamagedRun], at_path: Sequence[Run]) -> list[Run | DamagedRun]:
@@ -284,6 +276,13 @@ def _of_present_files(given: str, stored: Sequence[Run | DamagedRun], at_path: S
     here = [run for run in of_files if run in at_path]
     unknown = [run for run in at_path if "live" in run.manifest]
     return [*(here or of_files or unknown)]
+
+
+def _is_whole(run: Run, given: str) -> bool:
+    """Return whether a name is a run's folder or id, or a name or the path of its checkpoint."""
+    paths = (run.manifest.get("path"), str(run.folder.resolve()))
+    is_path = str(_resolved(given)) in paths
+    return is_path or given in (run.folder.name, run.manifest["id"]) or _has_name(run, given)
 
 
 def _is_completed(run: Run, given: str) -> bool:

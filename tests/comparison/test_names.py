@@ -89,12 +89,13 @@ def test_the_run_that_is_measured_as_the_other_sides(
 
 @pytest.mark.parametrize("more", NEVER.values(), ids=NEVER)
 def test_no_control_varied_rounded_or_imported_run_is_meant(
-    make: Callable[..., str], tmp_path: Path, more: dict[str, Any]
+    make: Callable[..., str], tmp_path: Path, more: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """However new they are, and though they are measured alike."""
     plain, other = make("org/a", 1), make("org/b", 1)
     special, of_other = make("org/a", 2, **more), make("org/b", 2, **more)
     assert chosen(tmp_path, "a", "b") == [plain, other] and find_run("a", tmp_path).folder.name == plain
+    assert f"a: {plain} (zeroshot8, plain, float32, all documents), of 2 runs" in capsys.readouterr().err
     assert chosen(tmp_path, special, of_other) == [special, of_other]
     only = make("org/only", 1, **more)
     with pytest.raises(UsageError, match=rf"'only' .*{only[-12:][:7]} \(\S"):
@@ -129,7 +130,7 @@ def test_of_several_the_defaults(make: Callable[..., str], tmp_path: Path) -> No
         find_run("c", tmp_path)
     make("org/d", 1, dtype="float16")
     make("org/d", 2, dtype="bfloat16")
-    with pytest.raises(UsageError, match=r"\(dtype .*float16\); \w+ \(dtype .*float16\)"):
+    with pytest.raises(UsageError, match=r"\(dtype b?float16, .*\); \w+ \(dtype b?float16, "):
         find_run("d", tmp_path)
     first, _ = make("org/e", 1), make("org/e", 2, suite="olmes")
     assert find_run("e", tmp_path).folder.name == first
@@ -137,8 +138,9 @@ def test_of_several_the_defaults(make: Callable[..., str], tmp_path: Path) -> No
 
 
 def test_a_folder_means_its_present_files(
-    make: Callable[..., str], folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    make: Callable[..., str], folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     """Overwritten, written again, moved and copied."""
     monkeypatch.chdir(tmp_path)
     path = folder("last", "first")
@@ -152,7 +154,8 @@ def test_a_folder_means_its_present_files(
     with pytest.raises(RunError, match=r"last.*present files"):
         chosen(tmp_path, "last")
     folder("copy", "second")
-    assert chosen(tmp_path, "copy") == [new]
+    capsys.readouterr()
+    assert chosen(tmp_path, "copy") == [new] and f"copy: {new}" in capsys.readouterr().err
     for name in ("config.json", "tokenizer.json"):
         (folder("copy", "second") / name).write_text('{"other": 1}', encoding="utf-8")
         with pytest.raises(RunError, match="present files"):
@@ -242,7 +245,7 @@ def test_every_command_has_the_rule(make: Callable[..., str], tmp_path: Path) ->
     ]  # fmt: skip
     for command in commands:
         result = CliRunner().invoke(cli, command, env={"EVALKIT_OUTPUT": str(tmp_path)})
-        said = [line for line in result.stderr.splitlines() if "of 2 runs that match" in line]
+        said = [line for line in result.stderr.splitlines() if "of 3 runs that match" in line]
         assert said and all("all documents" in line for line in said), (command, result.output, result.exception)
     compared = evalkit.compare("a", "b", root=tmp_path)
     assert [Path(folder).name for folder in (*compared.runs_a, *compared.runs_b)] == chosen(tmp_path, "a", "b")
