@@ -20,7 +20,7 @@ from evalkit.benchmarks.differences import differences
 from evalkit.benchmarks.multiple_choice.suites import shipped_suites
 from evalkit.benchmarks.request import DEFAULT_SUITE, SCORING_VERSION
 from evalkit.display import news
-from evalkit.errors import CheckpointError, RunError, UnknownNameError, UsageError
+from evalkit.errors import CheckpointError, EvalkitError, RunError, UnknownNameError, UsageError
 from evalkit.models.loading.fingerprint import fingerprint
 from evalkit.models.loading.locate import locate, resolve_dtype
 from evalkit.runs.finding import DamagedRun, scan
@@ -42,7 +42,7 @@ class _Meant(NamedTuple):
     runs: Sequence[Run]
     is_exact: bool
     """Whether the name is that of one run, not of a checkpoint."""
-    count: int = 1
+    matching: int = 1
     """Runs that match, also those that a checkpoint's name does not mean."""
 
 
@@ -70,10 +70,11 @@ def find_runs(
     meant = [_meant(name, root, usable, finished) for name in given]
     chosen = _chosen(meant, root)
     notes = []
-    for (name, _, _, count), run in zip(meant, chosen, strict=True):
-        if count > 1 or not _is_whole(run, name):
+    for each, run in zip(meant, chosen, strict=True):
+        if each.matching > 1 or not _is_whole(run, each.name):
             about = ", ".join(filter(None, (run.suite, *settings_words(run))))
-            notes.append(f"{name}: {run.folder.name} ({about})" + f", of {count} runs that match" * (count > 1))
+            several = f", of {each.matching} runs that match" * (each.matching > 1)
+            notes.append(f"{each.name}: {run.folder.name} ({about}){several}")
     for note in dict.fromkeys(notes):
         news(note)
     return chosen
@@ -108,7 +109,7 @@ def _meant(name: str | Run, root: Path, usable: Callable[[Run], bool], finished:
             return _Meant(name, [_opened(load_run(folder), finished)], True)
     matching = [run if isinstance(run, Run) else load_run(run.folder) for run in matching_runs(name, root)]
     if not matching:
-        _raise_unknown(name, root)
+        raise _unknown(name, root)
     if len(matching) == 1 and (matching[0].manifest.get("name") == name or _is_completed(matching[0], name)):
         return _Meant(name, [_opened(matching[0], finished)], True)
     if not (runs := [run for run in matching if not _is_special(run)]):
@@ -226,18 +227,18 @@ def _facts(run: Run) -> dict[str, str]:
     return facts | {"date": str(run.manifest["created"])[:19].replace("T", " ")}
 
 
-def _raise_unknown(name: str, root: Path) -> None:
+def _unknown(name: str, root: Path) -> EvalkitError:
     # Unlike `Path.exists`, false for a path that the file system rejects
     if os.path.exists(os.path.expanduser(name)):  # noqa: PTH110, PTH111
-        raise RunError(
+        return RunError(
             f"{name} is no run folder (it has no {MANIFEST}), and no run in {root} is of a checkpoint with its present "
             "files; evaluate it, or name a run by its id"
         )
     if not (folders := [run.folder.name for run in scan(root)]):
-        raise UsageError(
+        return UsageError(
             f"'{name}' is no run folder, and there are no runs in {root} (--in or --output of their command)"
         )
-    raise UnknownNameError("run", name, folders)
+    return UnknownNameError("run", name, folders)
 
 
 def matching_runs(given: str, root: Path) -> list[Run | DamagedRun]:
