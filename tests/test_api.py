@@ -104,7 +104,7 @@ def test_runs_are_compared(tmp_path: Path) -> None:
     assert by_name.average.difference == pytest.approx(accuracies[1] - accuracies[0])
     grouped = evalkit.compare(groups={"few": runs[1:], "none": runs[:1]})
     assert (grouped.a, grouped.b, len(grouped.runs_a)) == ("few", "none", 2)
-    with pytest.raises(UsageError, match="named twice"):
+    with pytest.raises(UsageError, match="two sides are one run"):
         evalkit.compare(runs[0], runs[0])
 
 

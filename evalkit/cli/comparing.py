@@ -94,7 +94,7 @@ def compare(
     source, key, notes = Source(study, benchmark, groups, root), outcome_key(outcome, rule), list[str]()
     with doing("reading and comparing runs"):
         if not curve:
-            sides, key, notes = _sides(source, runs, key, is_strict=fail_if_worse, last=last)
+            sides, key, notes = _sides(source, runs, key, last)
             in_pairs, looks = pair_seeds or source.pairs_seeds, Looks(anytime, watch)
             comparisons = compare_sides(sides, key, margin, in_pairs, in_points=True, looks=looks)
             if fail_if_worse and (own_rules := comparisons[0].own_rules):
@@ -117,11 +117,11 @@ def compare(
 def _curves(source: Source, runs: Sequence[str], key: str | None) -> tuple[list[Curve], list[str]]:
     """Return the curves of the trainings that a command names, and notes."""
     from evalkit.comparison.curves import curve
-    from evalkit.comparison.sides import find_trainings
+    from evalkit.comparison.sides import trainings_of
     from evalkit.runs.score_table import with_default_rule
 
     if not (results := source.results):
-        return [curve(side, key) for side in find_trainings(source.named(runs))], []
+        return [curve(side, key) for side in trainings_of(*source.named(runs))], []
     from evalkit.studies.results import study_trainings
 
     measured = results.study.benchmark(source.benchmark)
@@ -200,11 +200,7 @@ def plan(
 
 
 def _sides(
-    source: Source,
-    runs: Sequence[str],
-    key: str | None,
-    is_strict: bool = False,
-    last: int | None = None,
+    source: Source, runs: Sequence[str], key: str | None, last: int | None = None
 ) -> tuple[Sequence[Side], str | None, list[str]]:
     """Return the sides that a command names, the key under a study's default rule, and notes."""
     from evalkit.comparison.sides import last_checkpoints, sides_of
@@ -222,6 +218,5 @@ def _sides(
         chosen = study_sides(results, runs, measured, last or 1)
         return chosen.sides, with_default_rule(key, measured.rule), [*notes, *chosen.notes]
     # Attention has no measure by default
-    named = source.named(runs, lambda run: key is not None or run.kind != ATTENTION, is_strict)
-    sides = sides_of(named.singles, named.groups)
+    sides = sides_of(*source.named(runs, lambda run: key is not None or run.kind != ATTENTION))
     return sides if last is None else [last_checkpoints(side, last) for side in sides], key, []

@@ -124,8 +124,8 @@ def _analysed(
 
     sides: Sequence[Side]
     if source.results is None:
-        named = source.named(given, usable=lambda run: run.kind == ATTENTION)
-        sides, notes = sides_of(named.singles, named.groups), tuple[str, ...]()
+        sides = sides_of(*source.named(given, usable=lambda run: run.kind == ATTENTION))
+        notes = tuple[str, ...]()
     else:
         analyses = study_analyses(source.results, given, source.benchmark)
         sides, notes = analyses.sides, analyses.notes
@@ -154,7 +154,8 @@ def _draw(name: str, analysed: list[AnalysedRun], request: FigureRequest, paths:
 
 def _without_others(given: Sequence[str], root: Path | None) -> list[str]:
     """Leave out files and folders that are neither runs, checkpoints nor names of runs, as a pattern may match."""
-    from evalkit.runs.finding import matching_runs, root_of_runs
+    from evalkit.comparison.naming import matching_runs
+    from evalkit.runs.finding import root_of_runs
     from evalkit.runs.folder import CHECKPOINT, is_run_folder
 
     kept = []
@@ -216,8 +217,7 @@ def report(
         if source.results is not None:
             contents = contents_of_study(source.results, runs, source.benchmark, key)
         else:
-            named = source.named(_without_others(runs, root))
-            contents = contents_of_runs(named.singles, named.groups, key, names or ())
+            contents = contents_of_runs(*source.named(_without_others(runs, root)), key, names or ())
     for note in contents.notes:
         say(note)
     chosen = None if sample is None else DocumentSample(sample, seed)

@@ -82,7 +82,7 @@ def show(
         from evalkit.inspection.outcomes import show_document, show_list
         from evalkit.inspection.reports import document_report, list_report, prompt_text
 
-        opened = Source(None, None, root=root).named(runs).singles if len(runs) > 1 else [named_run(runs[0], root)]
+        opened, _ = Source(None, None, root=root).named(runs)
         if document is None:
             criteria = [name for name, is_asked in vars(chosen).items() if is_asked]
             selection = show_list(opened, task, rule, criteria, (text or "").split(), news)
@@ -106,8 +106,7 @@ def rescore(
 ) -> None:
     """Apply another rule to the scores of a finished run; no model is needed.
 
-    RUN is a run folder, or a run in --in as `evalkit ls runs` lists it: its id or name, the beginning of either,
-    or its checkpoint where no other run has it.
+    RUN is a run folder, or the id, name or checkpoint of one in --in (evalkit ls runs).
 
     \b
     evalkit rescore 1a2b3c4d --rule acc_norm
@@ -226,8 +225,8 @@ def table(
                 made = make(replace(request, mapping=Path(runs), root=root))
             else:
                 layout = requested_layout(request)
-                named = of_study.named(given, usable=lambda run: has_suite_of(layout, run))
-                made = make(replace(request, runs=tuple(str(run.folder) for run in named.singles)))
+                named, _ = of_study.named(given, usable=lambda run: has_suite_of(layout, run))
+                made = make(replace(request, runs=tuple(str(run.folder) for run in named)))
     printer(Report((made,)), output)
     return 0
 

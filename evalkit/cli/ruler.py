@@ -112,9 +112,8 @@ def show_ruler(
     from evalkit.comparison.sides import names
 
     with doing("reading runs"):
-        opened = (
-            running.Source(None, None, root=root).named(runs, usable=lambda run: run.kind in (RULER, NEEDLE)).singles
-        )
+        of_runs = running.Source(None, None, root=root)
+        opened, _ = of_runs.named(runs, lambda run: run.kind in (RULER, NEEDLE))
     if (kinds := {run.kind for run in opened}) not in ({RULER}, {NEEDLE}):
         raise UsageError(
             f"the runs are of {', '.join(sorted(kinds))}; name runs of evalkit ruler, or of evalkit needle"

@@ -21,7 +21,7 @@ from evalkit.studies.cluster.resources import ClusterOptions
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.base import Plan
-    from evalkit.comparison.sides import NamedRuns
+    from evalkit.comparison.sides import Group
     from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
     from evalkit.studies.results import StudyResults
@@ -86,13 +86,11 @@ def checkpoints_of(given: Sequence[str], model: str | None) -> tuple[str, ...]:
 
 
 def named_run(given: str, root: Path | None = None, usable: Callable[[Run], bool] = lambda _: True) -> Run:
-    """Return the finished run that a command's RUN names, the only usable one, in a folder of runs or the default."""
-    from evalkit.runs.finding import find_run, is_completed, root_of_runs
+    """Return the finished run that a command's RUN means, in a folder of runs or the default one."""
+    from evalkit.comparison.naming import find_run
+    from evalkit.runs.finding import root_of_runs
 
-    run = find_run(given, root or root_of_runs(), usable)
-    if is_completed(run, given):
-        say(f"{given}: {run.folder.name}")
-    return run
+    return find_run(given, root or root_of_runs(), usable)
 
 
 @dataclass(frozen=True)
@@ -111,19 +109,18 @@ class Source:
             raise UsageError("--group is for runs; with --study the seeds of a name are its group: omit --group")
 
     def named(
-        self,
-        runs: Sequence[str],
-        usable: Callable[[Run], bool] = lambda _: True,
-        is_strict: bool = False,
-    ) -> NamedRuns:
-        """Find the runs that arguments and groups name, as `find_alike` does, and say which they are."""
-        from evalkit.comparison.sides import find_alike
+        self, runs: Sequence[str], usable: Callable[[Run], bool] = lambda _: True
+    ) -> tuple[list[Run], list[Group]]:
+        """Return the finished runs that arguments mean, and those of the groups."""
+        from evalkit.comparison.naming import find_runs
+        from evalkit.comparison.sides import read_group
         from evalkit.runs.finding import root_of_runs
 
-        named = find_alike(runs, self.groups, self.root or root_of_runs(), usable, is_strict)
-        for note in named.notes:
-            say(note)
-        return named
+        groups = list(map(read_group, self.groups))
+        members = [name for _, names in groups for name in names]
+        opened = iter(find_runs([*runs, *members], self.root or root_of_runs(), usable))
+        singles = [next(opened) for _ in runs]
+        return singles, [(name, [next(opened) for _ in names]) for name, names in groups]
 
     @property
     def pairs_seeds(self) -> bool:

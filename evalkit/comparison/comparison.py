@@ -38,13 +38,13 @@ from evalkit.comparison.line import (
     line_of,
     look_at_average,
 )
+from evalkit.comparison.naming import find_runs
 from evalkit.comparison.pairing import PairedTask, Pairing, common_key, own_rules, pair
 from evalkit.comparison.sides import Side, autocorrelation_sentence, claim_of, sides_of
 from evalkit.errors import UsageError
 from evalkit.escape import part_name
 from evalkit.inputs import values
 from evalkit.paths import RUNS
-from evalkit.runs.finding import find_any_run
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import MARGIN, outcome_key
 from evalkit.runs.traits import loading_notes
@@ -68,7 +68,8 @@ def load_run(run: str | Path, root: str | Path = RUNS) -> Run:
         UnknownNameError: no run matches.
         RunError: the run is damaged, or the folder is not a run folder.
     """
-    return find_any_run(values.name_or_path("run", run), values.path("root", root))
+    [opened] = find_runs([values.name_or_path("run", run)], values.path("root", root), finished=False)
+    return opened
 
 
 @overload
@@ -138,17 +139,14 @@ def compare(
     for name, members in (groups or {}).items():
         if isinstance(members, (str, Path, Run)):
             raise UsageError(f"groups: '{name}' is one run; give a list of runs")
-    singles = [_finished(run, root) for run in runs]
-    named = [(name, [_finished(run, root) for run in members]) for name, members in (groups or {}).items()]
+    given = [*runs, *(run for members in (groups or {}).values() for run in members)]
+    names = [run if isinstance(run, Run) else values.name_or_path("run", run) for run in given]
+    opened = iter(find_runs(names, values.path("root", root)))
+    singles = [next(opened) for _ in runs]
+    named = [(name, [next(opened) for _ in members]) for name, members in (groups or {}).items()]
     sides, looks = sides_of(singles, named), Looks(anytime, values.whole("watch", watch, 1))
     comparisons = compare_sides(sides, outcome_key(outcome, rule), margin, pair_seeds, looks=looks)
     return comparisons[0] if len(comparisons) == 1 else comparisons
-
-
-def _finished(given: GivenRun, root: str | Path) -> Run:
-    run = given if isinstance(given, Run) else load_run(given, root)
-    run.require_finished()
-    return run
 
 
 def compare_sides(

@@ -77,8 +77,11 @@ def _one_comparison(compared: Comparison, b: str) -> Report:
     tables += [_rules(compared, b)] if len(compared.rules) > 1 else []
     prompts = prompts_sentence(compared) if compared.measure.alternatives == "prompt" else None
     first = (headline(compared), margin_sentence(compared), looks_sentence(compared), tasks_sentence(compared))
-    sentences = (*first, prompts, continuous_sentence(compared), compared.claim.sentence)
-    return Report(tuple(tables), tuple(filter(None, sentences)), tuple(facts), tuple(_notes(compared, b)))
+    claim = compared.claim
+    last = None if claim.sentence == claim.caution else claim.sentence
+    sentences = tuple(filter(None, (*first, prompts, continuous_sentence(compared), last)))
+    caution = (claim.caution,) * bool(claim.caution)
+    return Report(tuple(tables), sentences, tuple(facts), tuple(_notes(compared, b)), caution=caution)
 
 
 def _records(compared: Comparison) -> Iterator[dict[str, Any]]:

@@ -101,7 +101,7 @@ def label(compared: Comparison, name: str) -> str:
 
 
 def headline(compared: Comparison) -> str:
-    """Return the primary verdict as a sentence: that on the average of the chosen outcome."""
+    """Return the primary verdict, on the average of the chosen outcome, after what else differs than checkpoints."""
     a, b, average, unit = compared.a, compared.b, compared.average, page_unit(compared)
     shown = f"{b} is {average.verdict} than {a}"
     if average.verdict == TOO_FEW:
@@ -111,7 +111,7 @@ def headline(compared: Comparison) -> str:
     numbers = unit.words(average, f" over {compared.sides} sides" * (compared.sides > 1))
     if average.verdict == UNDECIDED and average.detectable is not None:
         numbers += f"; could show {unit.value(average.detectable)}"
-    return f"Primary verdict: {shown}; {_primary(compared)} {numbers}."
+    return f"{compared.claim.caution} Primary verdict: {shown}; {_primary(compared)} {numbers}.".lstrip()
 
 
 def looks_sentence(compared: Comparison) -> str | None:

@@ -38,6 +38,8 @@ class Report:
     """Content of CSV; None: that of the table."""
     parts: tuple[Report, ...] = ()
     """Reports that are printed one after the other, in place of sentences and tables."""
+    caution: tuple[str, ...] = ()
+    """Sentences without which the tables mislead; the verdict begins with them."""
 
     @property
     def all_notes(self) -> list[str]:
@@ -45,10 +47,14 @@ class Report:
         return notes + [note for part in self.parts for note in part.all_notes]
 
     def tables_alone(self) -> Report:
-        """Return the report without sentences and notes; JSON and CSV stay the same."""
+        """Return the report without sentences and notes, but its caution; JSON and CSV stay the same."""
         tables = tuple(table._replace(notes=()) for table in self.tables)
         parts = tuple(part.tables_alone() for part in self.parts)
-        return replace(self, tables=tables, verdict=(), facts=(), notes=(), parts=parts)
+        return replace(self, tables=tables, verdict=self.caution, facts=(), notes=(), parts=parts)
+
+    def with_caution(self, sentence: str) -> Report:
+        """Return the report with a first sentence without which its tables mislead; empty: the report itself."""
+        return replace(self, verdict=(sentence, *self.verdict), caution=(sentence,)) if sentence else self
 
     def with_notes(self, lines: Sequence[str]) -> Report:
         """Return the report with further notes, at its end and in its JSON."""

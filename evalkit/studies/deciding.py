@@ -30,7 +30,7 @@ from evalkit.comparison.differences import (
 from evalkit.comparison.line import ScoredLine, average_difference, by_task, length_ratio
 from evalkit.comparison.pairing import pair
 from evalkit.comparison.sentences import Unit, unit_of
-from evalkit.comparison.sides import sides_of
+from evalkit.comparison.sides import claim_of, sides_of
 from evalkit.display import Progress, doing
 from evalkit.errors import UsageError
 from evalkit.escape import counted
@@ -66,6 +66,8 @@ class Decision:
     b: str
     runs: tuple[str, str]
     """Folders of the runs on the last sample."""
+    caution: str
+    """As of `Claim`."""
     measure: Measure
     margin: float
     steps: tuple[Step, ...]
@@ -162,7 +164,8 @@ def decide(
     last = level_of([sizes[task] for task in pairing.names], looks, -1, lines)
     documents = sum(min(sizes[task], looks[-1]) for task in pairing.names)
     folders, ratio = (str(runs[0].folder), str(runs[1].folder)), length_ratio(last, ALPHA, average.freedom)
-    return Decision(a.name, b.name, folders, measure, width, tuple(steps), documents, ratio)
+    caution = claim_of(a, b).caution
+    return Decision(a.name, b.name, folders, caution, measure, width, tuple(steps), documents, ratio)
 
 
 def _sizes(model: str, options: Mapping[str, Any], progress: Progress) -> dict[str, int]:
@@ -214,4 +217,5 @@ def decision_report(decision: Decision) -> Report:
     records = [{"a": a, "b": b} | {name: getattr(step, name) for name in ("sample", "documents", "verdict")}
                | {name: getattr(step.average, name) for name in ("difference", "low", "high", "stderr")}
                for step in steps]  # fmt: skip
-    return Report((simple_table("decision", headers, rows),), (verdict,), facts, notes, content, records)
+    report = Report((simple_table("decision", headers, rows),), (verdict,), facts, notes, content, records)
+    return report.with_caution(decision.caution)

@@ -165,8 +165,9 @@ def test_names_of_seeds_and_beginnings(files: Path, evalkit: Command, tmp_path: 
     first = evalkit("compare", "alpha/seed1/model", "beta/seed1/model", "--in", "runs")
     assert first.code == 0 and "alpha/seed1/model:" not in first.err
     assert "beta/seed1/model" in first.out.splitlines()[0] and "alpha/seed1/model" in first.out
-    completed = evalkit("compare", "alpha", "beta-seed1", "--in", "runs")
-    assert completed.out == first.out and "alpha: alpha-seed1-model-zeroshot8" in completed.err
+    completed = evalkit("compare", "alpha-seed1-model", "beta-seed1-model-zeroshot8", "--in", "runs")
+    assert completed.out == first.out and "beta-seed1-model-zeroshot8: beta-seed1-model-zeroshot8-" in completed.err
+    complains(evalkit("compare", "alpha", "beta-seed", "--in", "runs"), 1, "alpha")
 
 
 def test_settings_that_a_model_does_not_read_are_in_all_that_is_printed(

@@ -3,6 +3,7 @@ paired, what the difference is a claim about, and what a program exits with."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -19,6 +21,7 @@ from statsmodels.stats.multitest import multipletests
 
 import evalkit
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_metrics
+from evalkit.cli.root import cli
 from evalkit.comparison.comparison import subject_differences
 from evalkit.comparison.comparison_report import comparison_report
 from evalkit.comparison.differences import exit_code
@@ -261,6 +264,62 @@ def test_what_a_difference_is_a_claim_about(tmp_path: Path) -> None:
     ):
         claim = compared(first, second).claim
         assert claim.kind == kind
+
+
+STRETCHED = {"method": "yarn", "target": 4096, "original": 2048, "factor": 2.0}
+OTHERWISE: dict[str, tuple[dict[str, Any], str]] = {
+    "template": ({"template": "hash of inst", "manifest": {"template": {"name": "inst"}}}, "prompt"),
+    "template's text": ({"template": "hash of another text"}, "prompt"),
+    "shots": ({"num_fewshot": 5}, "prompt"),
+    "examples": ({"examples": {"piqa": "other"}}, "prompt"),
+    "prompts": ({"prompts": {"templates": ["plain", "inst"], "choice_orders": 1}}, "prompt"),
+    "dtype": ({"dtype": "bfloat16"}, "dtype"),
+    "control": ({"control": "swap"}, "control"),
+    "rounding": ({"quantise": "w4g64"}, "rounding"),
+    "stretched": ({"context_extension": STRETCHED}, "context extension"),
+    "version": ({"scoring": 1}, "evalkit version"),
+}
+"""What differs between two runs → its entries, and what the claim is about then."""
+
+
+@pytest.mark.parametrize(("more", "subject"), OTHERWISE.values(), ids=OTHERWISE)
+def test_a_verdict_begins_with_what_differs_beside_the_checkpoint(
+    tmp_path: Path, more: dict[str, Any], subject: str
+) -> None:
+    """In every format, also without sentences, and on the page; nothing of the kind where only the device differs."""
+    table, examples = {"piqa": scores_of("piqa", answers(1, 0.5, 30))}, {"examples": {"piqa": "own"}}
+    a = make_run(tmp_path, table, model="org/a", **examples)
+    others = {model: make_run(tmp_path, table, model=model, **(examples | more)) for model in ("org/a", "org/b")}
+    for model, first in (
+        ("org/b", f"The claim is about checkpoint and {subject} together: "),
+        ("org/a", f"The claim is about the {subject}, not about models: "),
+    ):
+        page = tmp_path / "page.html"
+        sides = [str(a), str(others[model])]
+        printed = {
+            form: CliRunner().invoke(cli, ["compare", *sides, "--rule", "acc", "--format", form, *quiet]).stdout
+            for form in ("terminal", "markdown", "html", "latex")
+            for quiet in ([], ["--quiet"])
+        }
+        assert all(first in text for text in printed.values())
+        assert printed["terminal"].startswith(first) and f"\\caption{{{first}" in printed["latex"]
+        command = ["report", *sides, "--rule", "acc", "--without-documents", "-o", str(page)]
+        assert CliRunner().invoke(cli, command).exit_code == 0 and first in page.read_text(encoding="utf-8")
+        [content] = json.loads(CliRunner().invoke(cli, ["compare", *sides, "--format", "json"]).stdout)["comparisons"]
+        assert content["verdict"].startswith(first) and "Primary verdict: " in content["verdict"]
+        planned = CliRunner().invoke(cli, ["plan", *sides, "--rule", "acc", "--quiet"]).stdout
+        assert planned.startswith(first)
+
+
+def test_a_verdict_about_two_checkpoints_begins_with_it(tmp_path: Path) -> None:
+    """Where all that differs changes the last bits only, and where the common documents of two samples are compared."""
+    a, b = (three_tasks(tmp_path, name, seed=seed) for seed, name in enumerate("ab"))
+    assert comparison_report([compared(a, b)]).parts[0].verdict[0].startswith("Primary verdict: ")
+    newer = three_tasks(tmp_path, "c", versions={"torch": "3"})
+    assert comparison_report([compared(a, newer)]).parts[0].verdict[0].startswith("Primary verdict: ")
+    part = three_tasks(tmp_path, "d", first=30, limit=30)
+    first = comparison_report([compared(a, part)]).parts[0].verdict[0]
+    assert first.startswith("Only the common documents of two samples are compared: limit (none | 30).")
 
 
 def test_the_parts_of_the_variance_of_an_average(tmp_path: Path) -> None:

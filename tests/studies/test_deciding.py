@@ -308,7 +308,7 @@ def test_what_cannot_be_decided(folder: Path, tmp_path: Path) -> None:
         decide(
             [str(folder / "a")] * 2, {"suite": "needle", "lengths": [100], "output": tmp_path}, 1, None, None, Told()
         )
-    with pytest.raises(evalkit.EvalkitError, match="twice"):
+    with pytest.raises(evalkit.EvalkitError, match="one run"):
         decide([str(folder / "a")] * 2, options(folder, tmp_path), 1, None, None, Told())
 
 

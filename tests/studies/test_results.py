@@ -146,7 +146,7 @@ def test_sides(results: StudyResults) -> None:
     assert steps.notes == ("Training steps: diff@5 5, diff 10.",)
     with pytest.raises(UsageError, match=r"intg with.*: vanilla, intg, diff$"):
         study_sides(results, ["intg"], zs(results))
-    with pytest.raises(UsageError, match=r"named twice"):
+    with pytest.raises(UsageError, match="two sides are one run"):
         study_sides(results, ["diff", "diff@10"], zs(results))
     [comparison] = contents_of_study(results, ["vanilla", "diff"], "zs").benchmarks
     assert [(training.side.name, training.steps) for training in comparison.trainings] == [

@@ -45,7 +45,7 @@ def layout(tmp_path: Path) -> str:
 
 
 def numbers(layout: str, folder: Path, rule: str | None = None, **content: Any) -> dict[str, dict[str, Number]]:
-    return measure(load_layout(layout), read_mapping(mapped(folder, **content)), rule).numbers
+    return measure(load_layout(layout), read_mapping(load_layout(layout), mapped(folder, **content)), rule).numbers
 
 
 def filled(layout: str, folder: Path, source: str = "runs", *, options: Any = None, **content: Any) -> Table:
