@@ -16,6 +16,7 @@ from evalkit.errors import ScoringError
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
 from tests.benchmarks.kinds import Lines
+from tests.printed import printed
 from tests.tiny import tiny_checkpoint
 
 
@@ -85,6 +86,22 @@ def test_invalid_documents_and_scores(made: Any) -> None:
 
     with pytest.raises(ScoringError, match="bridge document 0"):
         made(Percent)
+
+
+def test_one_prompt_for_all_documents_is_noted(made: Any) -> None:
+    class Constant(Words):
+        def tasks(self) -> dict[str, list[PromptDocument]]:
+            return {
+                "river": [PromptDocument("The river", str(n)) for n in range(3)],
+                "bridge": super().tasks()["bridge"],
+            }
+
+    run = made(Constant)
+    assert run.stored["caveats"] == {"river": ["3 documents have one and the same prompt"]}
+    assert "caveats" not in made().stored
+    lines = printed(Constant().report(run)).splitlines()
+    assert "*: river: 3 documents have one and the same prompt" in lines
+    assert {line.partition(" ")[0] for line in lines} >= {"river*", "bridge"}
 
 
 WINDOW = 300

@@ -55,62 +55,87 @@ def exclude_evaluated_document(task: Any) -> None:
     """
     if not hasattr(task, "sampler") or not hasattr(task, "fewshot_cfg"):
         return
-    fewshot_context = task.fewshot_context
+    others, fewshot_context = _OtherExamples(task), task.fewshot_context
 
     def with_other_examples(doc: Any, *arguments: Any, **options: Any) -> Any:
-        with replaced(task.sampler, sample=lambda draw: partial(_examples, task, doc, draw)):
+        with replaced(task.sampler, sample=lambda draw: partial(others.draw, doc, draw)):
             return fewshot_context(doc, *arguments, **options)
 
     task.fewshot_context = with_other_examples
 
 
-def _examples(task: Any, doc: Any, draw: Callable[..., Sequence[Any]], n: int, **options: Any) -> Sequence[Any]:
-    sampler, name = task.sampler, task.task_name
-    before = sampler.rnd.getstate()
-    examples = draw(n=n, **options)
-    for example in examples:
-        _check_example(task, example)
-    if not any(_are_same(task, doc, example) for example in examples):
+class _Content(NamedTuple):
+    """What identifies a document in its prompt."""
+
+    question: str
+    answers: list[str]
+    """The options, sorted; without options the target."""
+
+
+class _OtherExamples:
+    """Solved examples of a task that are not the evaluated document."""
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+        self._contents: dict[int, tuple[Any, _Content]] = {}
+        """Examples that were drawn, with their contents, by the identity of the object."""
+
+    def draw(self, doc: Any, draw: Callable[..., Sequence[Any]], n: int, **options: Any) -> Sequence[Any]:
+        """Return `n` examples by the sampler's own `draw`; if the document is among them, draw from the others."""
+        task, sampler = self._task, self._task.sampler
+        before = sampler.rnd.getstate()
+        examples = draw(n=n, **options)
+        if not any(self._is_like(doc, examples)):
+            return examples
+        after = sampler.rnd.getstate()
+        likeness = self._is_like(doc, sampler.df)
+        others = [example for example, is_like in zip(sampler.df, likeness, strict=True) if not is_like]
+        if len(others) < n:
+            count = counted(len(others), "few-shot example")
+            raise DataError(
+                f"task {task.task_name}: expected {n}, found {count} apart from the document itself; lower "
+                "--num-fewshot"
+            )
+        sampler.rnd.setstate(before)
+        with replaced(sampler, df=lambda _: others):
+            examples = draw(n=n)
+        # Later documents have lm-eval's examples
+        sampler.rnd.setstate(after)
+        if any(self._is_like(doc, examples)):
+            raise DataError(
+                f"task {task.task_name}: its sampler draws the evaluated document as a solved example; name another "
+                "fewshot_split"
+            )
         return examples
-    after = sampler.rnd.getstate()
-    others = [example for example in sampler.df if not _are_same(task, doc, example)]
-    if len(others) < n:
-        count = counted(len(others), "few-shot example")
-        raise DataError(f"task {name}: expected {n}, found {count} apart from the document itself; lower --num-fewshot")
-    sampler.rnd.setstate(before)
-    with replaced(sampler, df=lambda _: others):
-        examples = draw(n=n)
-    # Later documents have lm-eval's examples
-    sampler.rnd.setstate(after)
-    if any(_are_same(task, doc, example) for example in examples):
-        raise DataError(
-            f"task {name}: its sampler draws the evaluated document as a solved example; name another fewshot_split"
-        )
-    return examples
 
+    def _is_like(self, doc: Any, examples: Sequence[Any]) -> list[bool]:
+        """Whether each example has the content of a document."""
+        form = self._task.fewshot_cfg
+        # Examples that the task file lists may lack fields of the documents
+        has_their_fields = all(example.keys() <= doc.keys() for example in examples[:1])
+        content = self._content(doc, form if has_their_fields else self._task.config)
+        return [self._content_of(example) == content for example in examples]
 
-def _are_same(task: Any, doc: Any, example: Any) -> bool:
-    """Whether an example has the question and the options, in any order, of a document; without options, its target."""
-    form = task.fewshot_cfg
-    has_its_fields = example.keys() <= doc.keys()
-    return _content(task, example, form) == _content(task, doc, form if has_its_fields else task.config)
+    def _content_of(self, example: Any) -> _Content:
+        if id(example) not in self._contents:
+            self._check_gold(example)
+            self._contents[id(example)] = example, self._content(example, self._task.fewshot_cfg)
+        return self._contents[id(example)][1]
 
+    def _content(self, doc: Any, form: Any) -> _Content:
+        task = self._task
+        question = " ".join(str(task.doc_to_text(doc, form.doc_to_text)).split())
+        if form.doc_to_choice:
+            return _Content(question, sorted(map(str, task.doc_to_choice(doc, form.doc_to_choice))))
+        return _Content(question, [str(task.doc_to_target(doc, form.doc_to_target))])
 
-def _content(task: Any, doc: Any, form: Any) -> tuple[str, list[str]]:
-    question = " ".join(str(task.doc_to_text(doc, form.doc_to_text)).split())
-    if form.doc_to_choice:
-        return question, sorted(map(str, task.doc_to_choice(doc, form.doc_to_choice)))
-    return question, [str(task.doc_to_target(doc, form.doc_to_target))]
-
-
-def _check_example(task: Any, example: Any) -> None:
-    """Raise a `DataError` if a gold index is negative, of which lm-eval would show a choice counted from the end."""
-    form = task.fewshot_cfg
-    if not form.doc_to_choice:
-        return
-    gold = task.doc_to_target(example, form.doc_to_target)
-    if isinstance(gold, int) and gold < 0:
-        raise DataError(f"task {task.task_name}: a solved example has the gold answer {gold}; name a labelled split")
+    def _check_gold(self, example: Any) -> None:
+        """Raise a `DataError` if a gold index is negative: lm-eval would show a choice counted from the end."""
+        form = self._task.fewshot_cfg
+        gold = self._task.doc_to_target(example, form.doc_to_target)
+        if form.doc_to_choice and isinstance(gold, int) and gold < 0:
+            name = self._task.task_name
+            raise DataError(f"task {name}: a solved example has the gold answer {gold}; name a labelled split")
 
 
 def task_caveats(task: Any) -> list[str]:

@@ -5,7 +5,7 @@ In: a run, or results, scores and a manifest. Out: a `Report` or its tables, wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -181,14 +181,16 @@ def grouped_rows(
     for members, average in zip(groups.values(), averages, strict=False):
         rows += [cells(marked_label(task, manifest), by_task[task], False) for task in members]
         if len(members) > 1:
-            rows.append(cells(_name_of(average), average, False))
+            rows.append(cells(_name_of(average, members, manifest), average, False))
     if len(groups) <= 1:
         return rows, set()
-    return [*rows, cells(_name_of(averages[-1]), averages[-1], True)], {len(rows)}
+    return [*rows, cells(_name_of(averages[-1], by_task, manifest), averages[-1], True)], {len(rows)}
 
 
-def _name_of(average: Any) -> str:
-    return str(average["name"] if isinstance(average, Mapping) else average.name)
+def _name_of(average: Any, tasks: Iterable[str], manifest: Mapping[str, Any]) -> str:
+    """Return the name of an average, with an asterisk if the run has caveats of one of its tasks."""
+    name = str(average["name"] if isinstance(average, Mapping) else average.name)
+    return name + "*" * any(task in manifest.get("caveats", {}) for task in tasks)
 
 
 def rules_table(by_rule: Mapping[str, Results], scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> Table:

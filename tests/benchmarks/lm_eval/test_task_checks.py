@@ -220,6 +220,18 @@ def test_one_prompt_for_all_documents(run: Evaluate, options: dict[str, Any]) ->
     assert shown(found).count("*: own: 4 documents have one and the same prompt") == 1
 
 
+def test_averages_over_a_doubtful_task_are_marked(run: Evaluate, tmp_path: Path) -> None:
+    """A group's metric of lm-eval, and an average of a suite."""
+    for name, config in (("good", CHOICE), ("own", _constant())):
+        write_task(tmp_path / "tasks", config | {"task": name}, FRUITS)
+    group = {"group": "pair", "task": ["good", "own"], "aggregate_metric_list": [{"metric": "acc"}]}
+    (tmp_path / "tasks" / "pair.yaml").write_text(yaml.safe_dump(group), encoding="utf-8")
+    of_group: Run = run.tasks("pair")  # type: ignore[attr-defined]
+    assert {"pair*", "good", "own*"} <= {line.partition(" ")[0] for line in shown(of_group)}
+    of_suite: Run = run.tasks("good", "own", template="plain")  # type: ignore[attr-defined]
+    assert {"Average*", "good", "own*"} <= {line.partition(" ")[0] for line in shown(of_suite)}
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
