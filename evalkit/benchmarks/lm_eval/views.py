@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
 
 
-_NO_METRIC = {"metric": "", "filter": "none", "unit": None, "higher_is_better": None}
+_NO_METRIC: dict[str, Any] = {"metric": "", "filter": "none", "unit": None, "higher_is_better": None}
 NO_SAMPLES = "the run has no sample files, which store the texts; repeat its command with --log-samples"
 
 
