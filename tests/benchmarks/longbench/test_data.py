@@ -151,7 +151,7 @@ def test_the_command_reproduces_official_scores(golden: Path, capsys: pytest.Cap
     assert not done.value.code
     printed = capsys.readouterr()
     scores = {
-        row["name"]: {name: float(score) for name in BUCKETS if (score := row[f"score_{name}"])}
+        row["name"]: {name: float(score) for name in BUCKETS if (score := row[f"value_{name}"])}
         for row in csv.DictReader(io.StringIO(printed.out))
         if row["kind"] == "task"
     }
