@@ -214,7 +214,8 @@ def cost_report(timings: pd.DataFrame, layers: pd.DataFrame) -> Report:
         f"of floor: time of the arithmetic at the rates of each round ({operations} GFLOP/s of matrix products, {read} "
         f"GB/s read, {torch.get_num_threads()} threads) over the time taken",
         f"outlier: over {OUTLIER:g} standard deviations from the layer's mean; kurtosis: 3 if normal; sinks: heads "
-        "with a mean share above 0.3 on the first token; near zero: |weights| below 1 % of the largest of their row",
+        "with a mean share above 0.3 on the first token; near zero: mean over tokens of the share of their |weights| "
+        "below 1 % of the largest",
     )
     tables = _table("rates", records, _KEYS, _RATES), _table("layers", by_layer, ["checkpoint", "layer"], _LAYERS)
     content = {"rates": records, "layers": by_layer, "rounds": timings.to_dict("records"), "notes": notes}

@@ -128,9 +128,8 @@ def test_the_perplexities_are_lm_evals(evalkit: Command, file: Path, tmp_path: P
     [stored] = run_of(outcome).stored["tasks"]
     assert stored["n"] == len(texts)
     for name in names:
-        assert stored["value" if name == stored["metric"] else name] == pytest.approx(
-            expected[f"{name},none"], rel=1e-6
-        ), name
+        key = "value" if name == stored["metric"] else name
+        assert stored[key] == pytest.approx(expected[f"{name},none"], rel=1e-6), name
     assert "the tokenizer adds tokens" in outcome.out
 
 
