@@ -17,12 +17,12 @@ import numpy as np
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.comparison.comparison import p_value
 from evalkit.comparison.line import by_task, efficiency
+from evalkit.comparison.naming import find_run
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
 from evalkit.comparison.sides import Side
 from evalkit.data.sampling import DocumentSample
 from evalkit.reporting.table import simple_table
 from evalkit.reporting.terminal import terminal_table
-from evalkit.runs.finding import find_run
 from evalkit.runs.score_table import MARGIN, OUTCOMES
 
 

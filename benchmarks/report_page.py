@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from evalkit.comparison.naming import find_run
 from evalkit.models.loading.locate import silent
 from evalkit.pages.report import contents_of_runs, write_report
 from evalkit.paths import RUNS
-from evalkit.runs.finding import find_run
 from evalkit.runs.folder import Run
 
 _COUNT = "document.querySelector('.count').innerText"

@@ -69,11 +69,16 @@ class UnknownNameError(UsageError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
-        near = get_close_matches(name, names, n=1, cutoff=0.5)
+        near = get_close_matches(name, names, n=1, cutoff=0.5) or [full for full in names if _initials(full) == name]
         hint = f"did you mean '{near[0]}'?" if near else "no known name is similar."
         shown = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
         known_names = f"{hint} Known: {shown}" if names else "there is none; leave it out"
         super().__init__(f"unknown {kind} '{name}': {known_names}")
+
+
+def _initials(name: str) -> str:
+    """Return the first letters of a name's words: bpb of bits_per_byte."""
+    return "".join(word[:1] for word in name.replace("-", "_").split("_"))
 
 
 class CheckpointError(EvalkitError):

@@ -11,10 +11,12 @@ from threading import Thread
 import pytest
 
 from evalkit import cache
-from evalkit.benchmarks.lm_eval.tasks import catalogue_index
+from evalkit.benchmarks.lm_eval.tasks import catalogue_index, with_task_names
+from evalkit.benchmarks.request import SuiteRequest
 from evalkit.compatibility.lm_eval import CatalogueEntry
 from evalkit.models.loading import fingerprint
 from evalkit.models.loading.locate import silent
+from evalkit.models.loading.spec import model_spec
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +105,10 @@ def test_lm_evals_catalogue_is_of_the_installed_version(folder: Path, monkeypatc
         return names
 
     assert catalogues() == ["1", "2"]
+    request = SuiteRequest(model_spec("demo"), tasks=("1*", "arc_e*", "gsm8k_*"))
+    with monkeypatch.context() as during:
+        during.setattr("evalkit.benchmarks.lm_eval.tasks.version", lambda _: "1")
+        assert with_task_names(request, silent).tasks == ("1", "arc_easy", "gsm8k_gold_bpb_5shot")
     first, second = sorted(path for path in folder.rglob("*") if path.is_file())
     shutil.copyfile(first, second)
     assert catalogues() == ["1", "2"]

@@ -14,7 +14,7 @@ import pytest
 
 from evalkit.benchmarks.registry import GROUP, benchmark
 from evalkit.cli import main
-from evalkit.runs.finding import find_run
+from evalkit.comparison.naming import find_run
 from evalkit.runs.rules import find_rule
 from tests.documents import made_up
 from tests.packages import install

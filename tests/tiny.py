@@ -40,10 +40,18 @@ TRAINING_TEXT = (
 )
 
 
-def tiny_tokenizer(folder: Path, *, bos: str | None = "<s>", eos: str | None = "</s>", adds_bos: bool = False) -> Path:
+def tiny_tokenizer(
+    folder: Path,
+    *,
+    bos: str | None = "<s>",
+    eos: str | None = "</s>",
+    adds_bos: bool = False,
+    adds_eos: bool = False,
+) -> Path:
     """A byte-level BPE tokenizer of at most `TOKENS` ids, written to `folder`.
 
-    `bos` and `eos` may be equal, as in GPT-2; `adds_bos`: encoding puts the begin token in front, as Llama's does.
+    `bos` and `eos` may be equal, as in GPT-2; `adds_bos`: encoding puts the begin token in front, as Llama's does;
+    `adds_eos`: it puts the end token after a text, as T5's does.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
@@ -57,12 +65,11 @@ def tiny_tokenizer(folder: Path, *, bos: str | None = "<s>", eos: str | None = "
         show_progress=False,
     )
     tokenizer.train_from_iterator(TRAINING_TEXT, trainer)
-    if adds_bos:
-        if bos is None:
-            raise ValueError("adds_bos needs a bos")
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
-        )
+    before = [bos] if adds_bos and bos is not None else []
+    after = [eos] if adds_eos and eos is not None else []
+    if before or after:
+        ids = [(token, tokenizer.token_to_id(token)) for token in (*before, *after)]
+        tokenizer.post_processor = processors.TemplateProcessing(single=[*before, "$A", *after], special_tokens=ids)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 10**30}
     settings |= {"bos_token": bos} if bos is not None else {}
@@ -87,6 +94,7 @@ def tiny_checkpoint(
     bos: str | None = "<s>",
     eos: str | None = "</s>",
     adds_bos: bool = False,
+    adds_eos: bool = False,
     max_shard_size: str = "1GB",
 ) -> Path:
     """A checkpoint folder with random weights and a tokenizer.
@@ -97,7 +105,7 @@ def tiny_checkpoint(
     """
     import torch
 
-    tiny_tokenizer(folder, bos=bos, eos=eos, adds_bos=adds_bos)
+    tiny_tokenizer(folder, bos=bos, eos=eos, adds_bos=adds_bos, adds_eos=adds_eos)
     shape = {
         "vocab_size": VOCABULARY,
         "max_position_embeddings": window,

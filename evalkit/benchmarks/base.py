@@ -195,9 +195,12 @@ class Benchmark(ABC):
     def comparable(self, run: Run) -> Comparable:
         """Return the documents of a finished run with their scores, if it has scores of single documents."""
 
-    def keys(self, plan: Any) -> set[Key]:
-        """Return the keys of a plan's rows, if those of another run with other documents are the same; else none."""
-        return set()
+    def shared_rows(self, plan: Any) -> list[tuple[int, set[Key]]]:
+        """Return the keys of rows that runs of other samples may have too, by what is planned together; else none.
+
+        With each of these parts is its step, as of `DocumentSample.steps`. A row's key has the digest of its texts.
+        """
+        return []
 
     results_form: ClassVar[type[Stored]] = StoredResults
     """Schema of its results.json, beyond the keys that every benchmark has."""
@@ -225,8 +228,11 @@ class Benchmark(ABC):
         raise UsageError(f"--show-prompts: benchmark {self.kind} does not support it; leave it out")
 
     def token_counts(self, plan: Any, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
-        """Estimate the tokens of each task of a whole run from `sample` documents of each, without a model."""
-        raise UsageError(f"benchmark {self.kind} cannot estimate its tokens")
+        """Estimate the tokens of each task of a whole run from `sample` documents of each, without a model.
+
+        Raises the `EvalkitError` that the run would end with.
+        """
+        return []
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
         """Return the printed report of a finished run; `detail`: with all that a first look does not need."""

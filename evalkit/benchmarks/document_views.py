@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -38,6 +39,9 @@ class ChoiceText:
     options: tuple[str, ...]
 
 
+Texts: TypeAlias = Mapping[DocumentKey, ChoiceText]
+
+
 def common_prefix(sequences: Sequence[Any]) -> Any:
     """Return what all texts, or all sequences, begin with."""
     return commonprefix(sequences)  # noqa: RUF071 (no paths)
@@ -55,10 +59,22 @@ class ChoiceView:
     task: str
     scores: pd.DataFrame
     rules: tuple[str, ...]
-    texts: Mapping[DocumentKey, ChoiceText] = field(default_factory=dict)
-    """Empty if the documents cannot be read."""
-    problem: str = ""
-    """Why there are no texts, or how they differ from what was scored."""
+    read: Callable[[], tuple[Texts, str]] = lambda: ({}, "")
+    """Reads `texts` and `problem` when either is first used."""
+
+    @property
+    def texts(self) -> Texts:
+        """Return the texts of the documents; empty if these cannot be read."""
+        return self._read[0]
+
+    @property
+    def problem(self) -> str:
+        """Return why there are no texts, or how they differ from what was scored."""
+        return self._read[1]
+
+    @cached_property
+    def _read(self) -> tuple[Texts, str]:
+        return self.read()
 
 
 CUT = "cut"

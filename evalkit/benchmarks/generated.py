@@ -19,15 +19,15 @@ from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure
 from evalkit.benchmarks.request import DocumentRequest, Request, TaskTokens, numerics, plain_manifest, spread
 from evalkit.data.sampling import DocumentSelection
 from evalkit.display import Say
-from evalkit.errors import RunError, TemplateError, UsageError
-from evalkit.models.context.extension import MOST_TOKENS, Extension, configured_window, refuse_generation
-from evalkit.models.loading.files import generation_settings
+from evalkit.errors import RunError, UsageError
+from evalkit.models.context.extension import Extension, configured_window, refuse_generation
+from evalkit.models.loading.files import MOST_TOKENS, generation_settings
 from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.loading.spec import ModelSpec, config_of
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
-from evalkit.runs.traits import BatchDevice, mixture, place_of
+from evalkit.runs.traits import BatchDevice, computation_notes, place_of
 from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def about_run(run: Run) -> tuple[str, ...]:
     if (most := specification.get("max_prompt_tokens")) is not None:
         parts.append(f"cut above {most:,} tokens of a context of {manifest['context']:,}")
     extension = specification["context_extension"]
-    return (", ".join(parts), *([Extension(**extension).describe()] if extension else []), *mixture(manifest))
+    return (", ".join(parts), *([Extension(**extension).describe()] if extension else []), *computation_notes(manifest))
 
 
 class GeneratedAnswer(NamedTuple):
@@ -236,8 +236,6 @@ class GeneratedBenchmark(Benchmark):
     def batches(self, plan: Any, facts: GeneratingFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
         room, batches, unfinished = facts.room, [], self._unfinished_tasks(plan, finished)
         say(f"tokenising the prompts of {len(unfinished)} task{'s' * (len(unfinished) > 1)}")
-        if not plan.manifest["specification"]["chat"] and tokenizer("a").input_ids[-1] in facts.ends:
-            raise TemplateError("the tokenizer ends every text with EOS, so that nothing could follow a prompt")
         for task in unfinished:
             requests = self.generation_requests(plan, task, frozenset(facts.ends), tokenizer)
             by_index = {request.prompt.index: request for request in requests}

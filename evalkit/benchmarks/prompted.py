@@ -16,6 +16,7 @@ from evalkit.benchmarks import generated
 from evalkit.benchmarks.generated import DocumentPlan, GeneratedAnswer, GenerationRequest, TaskDocuments
 from evalkit.benchmarks.outcomes import Metric, stored_value
 from evalkit.benchmarks.request import DocumentRequest
+from evalkit.data.sampling import repeated_prompts
 from evalkit.display import Say
 from evalkit.errors import ScoringError, UsageError
 from evalkit.inputs.validated import Stored
@@ -77,7 +78,11 @@ class PromptedBenchmark(generated.GeneratedBenchmark):
         checkpoint = request.model.locate(say)
         settings = {"max_new_tokens": self.max_new_tokens, "until": list(self.until), "version": self.version}
         context = generated.context_of(request.model, checkpoint, self.kind)
-        return generated.generated_plan(self.kind, request, checkpoint, context, tasks, settings, say)
+        plan = generated.generated_plan(self.kind, request, checkpoint, context, tasks, settings, say)
+        for name, task in tasks.items():
+            if caveats := repeated_prompts(document.prompt for document in task.documents):
+                plan.manifest.setdefault("caveats", {})[name] = caveats
+        return plan
 
     def generation_requests(
         self, plan: DocumentPlan, task: str, ends: frozenset[int], tokenizer: Any

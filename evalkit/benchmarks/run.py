@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -66,11 +67,17 @@ def evaluate(
             return run_plan(planned(spec, options, shown.say), shown)
 
 
-def planned(model: str | Path | ModelSpec, options: Mapping[str, Any], say: Say) -> Plan:
-    """Plan a run with the benchmark that has the suite; `model` and `options` as of `request_of`."""
+def planned(model: str | Path | ModelSpec, options: Mapping[str, Any], say: Say, earlier: Sequence[int] = ()) -> Plan:
+    """Plan a run with the benchmark that has the suite.
+
+    `model` and `options` as of `request_of`; `earlier` as of `DocumentSample`.
+    """
     chosen = _benchmark_of(options.get("suite"))
     given = {name: value for name, value in options.items() if name != "suite" or name in settings_of(chosen.request)}
-    return chosen.plan(request_of(chosen.request, model, given), say)
+    request = request_of(chosen.request, model, given)
+    if earlier:
+        request = replace(request, earlier=tuple(earlier))
+    return chosen.plan(request, say)
 
 
 def _benchmark_of(suite: str | Path | None) -> Benchmark:

@@ -6,7 +6,7 @@ In: a folder, or runs and why others have none. Out: a `Report`, whose JSON and 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path, PurePath
@@ -29,14 +29,17 @@ from evalkit.reporting.table import simple_table
 from evalkit.runs.finding import DamagedRun, scan
 from evalkit.runs.folder import JOURNAL, RESULTS, Run
 from evalkit.runs.traits import (
+    caveat_notes,
+    computation_notes,
     documents_read,
     is_imported,
     kinds,
-    mixture,
     origin_notes,
+    selection_words,
     unofficial_notes,
     windows_of_text,
 )
+from evalkit.stats.estimates import known_error
 
 _ID_SHOWN = 7
 
@@ -151,7 +154,7 @@ def _listed(run: Run | DamagedRun) -> ListedRun:
         "rule": manifest["rule"],
         "journal": (run.folder / JOURNAL).is_file(),
         "imported": is_imported(manifest),
-        "notes": (*origin_notes(manifest), *unofficial_notes(manifest)),
+        "notes": (*origin_notes(manifest), *unofficial_notes(manifest), *caveat_notes(manifest)),
     }
     if not run.complete:
         return ListedRun(state="interrupted" if about["journal"] else "begun", **about)
@@ -161,7 +164,7 @@ def _listed(run: Run | DamagedRun) -> ListedRun:
     except RunError as error:
         state = "damaged" if run.kind in known_kinds() else "benchmark not installed"
         return ListedRun(state=state, **about | {"notes": (str(error), *about["notes"])})
-    about |= {"devices": tuple(kinds(manifest)), "notes": (*about["notes"], *mixture(manifest))}
+    about |= {"devices": tuple(kinds(manifest)), "notes": (*about["notes"], *computation_notes(manifest))}
     return ListedRun(state="finished", result=result, **headline_entries(headline), **about)
 
 
@@ -231,7 +234,9 @@ def _means(of_runs: Sequence[dict[str, Metric]]) -> dict[str, Metric]:
     for name, metric in of_runs[0].items():
         values = [value for of in of_runs if name in of and (value := of[name].value) is not None]
         mean = statistics.fmean(values) if len(values) == len(of_runs) else None
-        means[name] = replace(metric, value=mean, stderr=None if mean is None else statistics.stdev(values))
+        means[name] = replace(
+            metric, value=mean, stderr=None if mean is None else known_error(statistics.stdev(values))
+        )
     return means
 
 
@@ -263,7 +268,9 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
         rows.append(row)
     notes = [f"checkpoints are in {folder}"] if folder else []
     notes += [f"{entry.model}: {entry.state}: {entry.message}" for entry in summarised if entry.message]
-    notes += [f"{entry.model}: {note}" for entry in summarised for run in entry.runs for note in mixture(run.manifest)]
+    for entry in summarised:
+        for run in entry.runs:
+            notes += [f"{entry.model}: {note}" for note in computation_notes(run.manifest)]
     every = [metric for firsts in metrics for metric in firsts.values()]
     if any(metric.official is False for metric in every):
         notes.append("*: not the official documents of the task")
@@ -286,6 +293,7 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
     count = sum(entry.state == "finished" for entry in summarised)
     words = [
         _shared(summarised, metrics),
+        documents_words((run for entry in summarised for run in entry.runs), every) if every else "",
         f"{count} of {len(summarised)} {headers[0]}s are finished" if count < len(summarised) else "",
         "means over seeds" if seeds else "",
         f"±: {'standard deviation over seeds' if seeds else 'standard error over documents'}" if errors else "",
@@ -293,6 +301,26 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
     table = simple_table(name, headers, rows)
     caption = f"{'; '.join(filter(None, words))}."
     return Report((table,), (caption,), notes=tuple(notes), content=content, records=records)
+
+
+def documents_words(runs: Iterable[Run], metrics: Iterable[Metric]) -> str:
+    """Return which documents numbers are of, and n of each task: "all documents; n: BoolQ 3,270, PIQA 1,838".
+
+    `metrics` are the first of each task, of all runs, whose n may differ.
+    """
+    runs = list(runs)
+    sizes: dict[str, set[int]] = {}
+    for metric in metrics:
+        sizes.setdefault(metric.task, set()).add(metric.n)
+    selections = dict.fromkeys(selection_words(run) or "all documents" for run in runs)
+    shown = {task: "–".join(f"{n:,}" for n in sorted({min(of), max(of)})) for task, of in sizes.items()}
+    numbers = set(shown.values())
+    if len(numbers) == 1:
+        listed = f"n = {numbers.pop()}" + " of each task" * (len(shown) > 1)
+    else:
+        names = {task: benchmark_of(runs[0]).label(runs[0], task).short for task in shown}
+        listed = f"n: {', '.join(f'{names[task]} {n}' for task, n in shown.items())}"
+    return f"{' or '.join(selections)}; {listed}"
 
 
 def column_heading(run: Run, metrics: Sequence[Metric]) -> str:

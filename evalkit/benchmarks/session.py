@@ -8,15 +8,18 @@ process; `OpenRun` has the steps for those that compute elsewhere, too (`studies
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from evalkit.benchmarks.base import Batch, Budget, Plan, Planned
 from evalkit.benchmarks.registry import benchmark
+from evalkit.data.sampling import selection_of
 from evalkit.display import Progress, Say, doing
 from evalkit.errors import RunError
 from evalkit.inputs.validated import restored
@@ -34,10 +37,13 @@ if TYPE_CHECKING:
     from evalkit.models.loading.locate import Checkpoint
     from evalkit.models.loading.spec import ModelSpec
     from evalkit.runs.columns import Rows
+    from evalkit.runs.journal import Key
 
 Prefetched = TypeVar("Prefetched")
 _ABOUT = ("sharing", "loaded")
 """Entries of a manifest about the loaded model (`Computer.about`) that do not change how a run goes on."""
+_PLANNED = ("token_budget", "facts")
+"""Entries that determine the batches."""
 
 
 def prefetched(
@@ -128,42 +134,78 @@ class OpenRun:
         if self._run is None:
             with doing("reading the journal"):
                 self.finished = writer.finished(kind.row, kind.key)
-                if not self.finished:
-                    self._adopt()
+                self._take_rows()
                 self.is_missing = kind.is_missing(plan, self.finished)
 
-    def _adopt(self) -> None:
-        """Copy the rows that a smaller or larger sample has already, and what is stored about their model."""
-        keys, kind, plan, taken = self._kind.keys(self.plan), self._kind, self.plan, dict[str, int]()
-        for run in runs_of_other_documents(plan.folder, plan.manifest) if keys else ():
-            journal = Journal(run.folder / JOURNAL, run.manifest["id"], kind.row, self._say, is_ours=False)
+    def _take_rows(self) -> None:
+        """Copy the rows that runs of other samples have and that this run would compute.
+
+        In float32 those are all rows of the same texts: other batches change them by rounding only. The rest is planned
+        without them, so they are taken before the first batch is computed, and after a kill the rest of them. In other
+        formats only the same batch has the same rows: those of the steps that both samples have are taken.
+        """
+        if self._is_precise and self.finished.has_batches:
+            return
+        parts = self._kind.shared_rows(self.plan)
+        keys = {key for _, of_part in parts for key in of_part}
+        missing = {key for key in keys if key not in self.finished}
+        for run in runs_of_other_documents(self.plan.folder, self.plan.manifest) if missing else ():
+            journal = Journal(run.folder / JOURNAL, run.manifest["id"], self._kind.row, self._say, is_ours=False)
             try:
-                rows = FinishedRows(journal, kind.key)
+                rows = FinishedRows(journal, self._kind.key)
             except RunError:  # damaged, or of an earlier version
                 continue
-            if count := sum(key in rows and key not in self.finished for key in keys):
-                taken[run.manifest["id"]] = count
-                # Before the rows, and replaced if a model is loaded
-                about = {name: run.manifest[name] for name in _ABOUT if name in run.manifest}
-                self._writer.save_manifest(**about, taken_from=taken)
-                self._say(f"{count:,} of {len(keys):,} documents have scores in {run.folder.name}, which are reused")
-                self.finished.adopt(rows, keys)
-            if sum(taken.values()) == len(keys):
-                return
+            same = keys if self._is_precise else self._computed_alike(run, rows, parts)
+            if taken := {key for key in missing & same if key in rows}:
+                self._say(
+                    f"{len(taken):,} of {len(keys):,} documents have scores in {run.folder.name}, which are reused"
+                )
+                self._take(run, rows, taken)
+            missing -= taken
+
+    @property
+    def _is_precise(self) -> bool:
+        """Whether the documents of a batch change each other's scores by rounding in float32 only."""
+        specification = self.plan.manifest["specification"]
+        is_float32 = specification["dtype"] == "float32" and "quantise" not in specification
+        torch = sys.modules.get("torch")  # imported by a caller, who may have chosen a faster format for products
+        return is_float32 and (torch is None or torch.get_float32_matmul_precision() == "highest")
+
+    def _computed_alike(self, run: Run, rows: FinishedRows, parts: Sequence[tuple[int, set[Key]]]) -> set[Key]:
+        """Return the keys of the parts that another run has computed in the batches that this run plans."""
+        budget = self._stored("token_budget") or self.plan.request.token_budget
+        if budget not in (None, run.manifest.get("token_budget")):
+            return set()
+        specifications = (self.plan.manifest["specification"], run.manifest["specification"])
+        own, other = (selection_of(specification).steps for specification in specifications)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(own, other, strict=False)))
+        whole = [keys for step, keys in parts if step < shared and all(key in rows for key in keys)]
+        return set().union(*whole)
+
+    def _take(self, run: Run, rows: FinishedRows, keys: set[Key]) -> None:
+        # Before the rows: without a batch to compute no model is loaded, and with one the batches are planned alike
+        names = _ABOUT if self._is_precise else (*_ABOUT, *_PLANNED)
+        about = {} if self.finished else {name: run.manifest[name] for name in names if name in run.manifest}
+        sources = {*self._writer.manifest.get("taken_from", ()), run.manifest["id"]}
+        self._writer.save_manifest(**about, taken_from=sorted(sources))
+        self.finished.take(rows, keys, in_batches=not self._is_precise)
 
     def budget(self) -> Budget:
         """Return the token budget; a resumed run keeps the one it was started with, and so its batches."""
         requested = self.plan.request.token_budget
-        manifest = self._writer.manifest if self.finished else {}
-        stored: int | None = manifest.get("token_budget")
+        stored: int | None = self._stored("token_budget")
         if stored and requested not in (None, stored):
             self._say(f"resuming with the token budget that the run was started with, {stored}")
         # For runs that only generate, the token budget is that of keys and values
-        return Budget(stored or requested, manifest.get("kept_tokens") or stored or requested)
+        return Budget(stored or requested, self._stored("kept_tokens") or stored or requested)
+
+    def _stored(self, name: str) -> Any:
+        """Return an entry of the manifest of a run that has rows; None if it has none."""
+        return self._writer.manifest.get(name) if self.finished else None
 
     def facts(self) -> Any:
         """Return the facts that the run was started with; None if there are none, or an earlier version's."""
-        stored = self._writer.manifest.get("facts") if self.finished else None
+        stored = self._stored("facts")
         return None if stored is None else restored(stored, self._kind.facts)
 
     def start(self, prepared: Prepared) -> Any:
@@ -230,6 +272,7 @@ def run_plan(plan: Plan, progress: Progress, holder: ModelHolder | None = None) 
     """
     if (run := finished(plan, progress.say)) is not None:
         return run
+    plan.request.model.check_device()
     with opened(plan, progress.say) as current:
         if current.is_missing:
             _compute(current, progress, holder or ModelHolder())

@@ -18,6 +18,7 @@ from evalkit.display import Progress, doing
 from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
+    from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
     from evalkit.studies.running import JobRunner
 
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
     order="ORIGIN suite tasks include_path template rule SELECTION ... output name data_dir COMPUTING CONTEXT "
     "token_budget model_args show_prompts log_samples TRUST allow_unofficial_data own watching workers dry detail "
     "printer",
+    as_lm_eval=True,
 )
 def run(
     *,
-    checkpoints: tuple[str, ...] = argument(metavar="[CKPT]...", required=False),
-    model: str | None = option(None, "Checkpoint folder, hub name, .gguf file, or demo. Or a pattern in quotes, such "
-                               "as 'train/checkpoint-*'.  [required, here or as CKPT]"),
+    checkpoints: tuple[str, ...] = running.CHECKPOINTS,
+    model: str | None = running.MODEL,
     model_args: str | None = typed_option(None, "As lm-eval's: pretrained=CKPT,revision=main,dtype=float32.",
                                           metavar="KEY=VALUE,…"),
     show_prompts: int = option(0, "Print this many questions of each task as they are fed to the model, segments in "
@@ -94,23 +95,18 @@ def run(
     with doing("reading the options"):
         models = running.checkpoints_of(checkpoints, model)
         options = _request_options(options, own)
-    if dry:
-        printer(running.dry_run(models, options))
-    elif len(models) > 1:
-        single = {"show-prompts": show_prompts, "detail": detail, "name": options.get("name")}
-        if given := [option for option, value in single.items() if value]:
-            raise UsageError(f"--{given[0]}: is for one checkpoint, not several")
-        return _run_several(models, options, workers, printer)
-    elif show_prompts:
+    if show_prompts and len(models) == 1:
         with Progress() as progress:
             plan = running.plan_of(models[0], options, progress.say)
             for text in benchmark(plan.manifest["kind"]).prompts(plan, show_prompts, progress.say):
                 click.echo(text)
-    else:
-        running.evaluate(
-            models[0], options, printer, dry, workers, lambda run, rule: benchmark_of(run).report(run, rule, detail)
-        )
-    return 0
+        return 0
+    of_one = {"show_prompts": show_prompts, "detail": detail}
+
+    def show(run: Run, rule: str) -> Report:
+        return benchmark_of(run).report(run, rule, detail)
+
+    return running.evaluate(models, options, printer, dry, workers, show, of_one=of_one)
 
 
 @command(
@@ -156,27 +152,6 @@ def decide(
     return decision.exit_code if fail else 0
 
 
-def _run_several(models: Sequence[str], options: dict[str, Any], workers: Workers, printer: Printer) -> int:
-    """Print a summary of the runs of several checkpoints; return 1 if one is not finished or left out tasks."""
-    from evalkit.benchmarks.run_listing import Summarised, summary_report
-    from evalkit.runs.folder import load_run
-    from evalkit.studies.running import plan_checkpoints
-
-    with Progress() as progress:
-        outcomes = workers.runner(plan_checkpoints(models, options, progress.say), progress)
-    runs = []
-    for outcome in outcomes:
-        label, plan = outcome.job.label, outcome.job.plan
-        if outcome.state != "finished":
-            runs.append(Summarised(label, (), state=outcome.state, message=outcome.message))
-            continue
-        run, left_out = load_run(plan.folder), "; ".join(plan.manifest.get("left_out", ()))
-        rule = run.other_rule(plan.manifest["rule"])
-        runs.append(Summarised(label, (run,), rule, message=f"left out: {left_out}" if left_out else ""))
-    printer(summary_report(runs))
-    return 1 if any(run.message for run in runs) else 0
-
-
 def _request_options(options: dict[str, Any], own: Sequence[str]) -> dict[str, Any]:
     """Return the options of the suite's benchmark, with its own settings.
 
@@ -209,14 +184,14 @@ def _request_options(options: dict[str, Any], own: Sequence[str]) -> dict[str, A
 )
 def attention(
     *,
-    checkpoint: str | None = running.CHECKPOINT,
+    checkpoints: tuple[str, ...] = running.CHECKPOINTS,
     model: str | None = running.MODEL,
     dry: bool = running.DRY_RUN,
     workers: Workers,
     detail: bool = typed_option(False, "Print all layers and measures."),
     printer: Printer,
     **options: Any,
-) -> None:
+) -> int:
     """Attention maps: measure what each head attends to, on a sample of the tasks' documents.
 
     Shares on BOS and on kinds of words, entropy, negative weights, sinks, distance, similarity of heads, effective
@@ -227,12 +202,17 @@ def attention(
     evalkit attention --model CKPT                                       200 documents of each of the eight tasks
     evalkit attention --model CKPT --measures bos,entropy --layers -1 --sample 50 --seed 1
     evalkit attention --model CKPT --text book.txt --context 8192 --measures bos,mass
+    evalkit attention CKPT_A CKPT_B                                      several checkpoints, a line each
     """
     from evalkit.benchmarks.registry import benchmark_of
 
     options |= {"suite": "attention"}
-    named = running.checkpoint_of(checkpoint, model)
-    running.evaluate(named, options, printer, dry, workers, lambda run, _: benchmark_of(run).report(run, detail=detail))
+    models = running.checkpoints_of(checkpoints, model)
+
+    def show(run: Run, _: str) -> Report:
+        return benchmark_of(run).report(run, detail=detail)
+
+    return running.evaluate(models, options, printer, dry, workers, show, of_one={"detail": detail})
 
 
 @command(
@@ -242,7 +222,7 @@ def attention(
 )
 def perplexity(
     *,
-    checkpoint: str | None = running.CHECKPOINT,
+    checkpoints: tuple[str, ...] = running.CHECKPOINTS,
     model: str | None = running.MODEL,
     methods: tuple[str, ...] | None = typed_option(None, "Several methods of context extension, separated by commas: a "
                                                    "run each, in one table and one picture.", metavar="NAMES"),
@@ -251,7 +231,7 @@ def perplexity(
     plot: Path | None = running.PLOT,
     printer: Printer,
     **options: Any,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Perplexity of any text: bits per byte by document and by position in the context window.
 
     A longer document is scored in windows, each token once: those of lm-eval's rolling log-likelihood, or overlapping
@@ -260,27 +240,31 @@ def perplexity(
 
     \b
     evalkit perplexity --model CKPT --text book.txt
+    evalkit perplexity CKPT_A CKPT_B --text book.txt --plot curves.png        several checkpoints, a line each
     evalkit perplexity --model CKPT --text articles.jsonl --text books/ --sample 50
     evalkit perplexity --model CKPT --text book.txt --stride 512              at least window - 512 tokens of context
     evalkit perplexity --model CKPT --text book.txt --context 8192            stretched to 8,192 tokens by YaRN
     evalkit perplexity --model CKPT --text book.txt --context 8192 --methods none,linear,ntk,yarn --plot curves.png
     """
     from evalkit.benchmarks.perplexity import results
+    from evalkit.comparison.sides import names
 
     options["suite"] = "perplexity"
-    checkpoint = running.checkpoint_of(checkpoint, model)
+    models = running.checkpoints_of(checkpoints, model)
     exclude(methods=methods, dry_run=dry)
     exclude(methods=methods, context_method=options["context_method"])
+    if methods is None:
 
-    def draw(runs: dict[str, Run]) -> None:
-        running.draw_into(plot, results.draw_positions, list(runs.values()), list(runs))
+        def draw(runs: Sequence[Run]) -> None:
+            running.draw_into(plot, results.draw_positions, runs, names(runs))
 
-    if methods is not None:
-        runs = _run_methods(checkpoint, options, methods, workers.runner)
-        printer(results.methods_report(runs))
-        draw(runs)
-        return
-    running.evaluate(checkpoint, options, printer, dry, workers, draw=lambda run: draw({run.model: run}))
+        return running.evaluate(models, options, printer, dry, workers, draw=draw)
+    if len(models) > 1:
+        raise UsageError("--methods: is for one checkpoint, not several")
+    runs = _run_methods(models[0], options, methods, workers.runner)
+    printer(results.methods_report(runs))
+    running.draw_into(plot, results.draw_positions, list(runs.values()), list(runs))
+    return 0
 
 
 def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], runner: JobRunner) -> dict[str, Run]:

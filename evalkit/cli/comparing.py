@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.cli.parameters import command, exclude, option, require, typed_option
-from evalkit.cli.running import BENCHMARK, GROUPS, OUTCOME, PLOT, RUNS_GIVEN, RUNS_IN, STUDY, Printer, Source, named_run
+from evalkit.cli.running import (
+    BENCHMARK,
+    GROUPS,
+    OUTCOME,
+    PLOT,
+    RUNS_GIVEN,
+    STUDY,
+    STUDY_IN,
+    Printer,
+    Source,
+    named_run,
+)
 from evalkit.display import doing
 from evalkit.errors import UsageError
 
@@ -41,15 +52,10 @@ def compare(
     margin: float | None = typed_option(None, "Acceptable loss, in points or the outcome's unit: is B not worse by "
                                         "that, or equivalent?"),
     pair_seeds: bool = PAIR_SEEDS,
-    given: tuple[str, ...] = typed_option((), "An earlier run of a related checkpoint on all documents, from which "
-                                          "those on a sample borrow strength; again for each.", metavar="RUN",
-                                          repeated=True),
-    bases: tuple[str, ...] = typed_option((), "Compare changes: of the first run from the first of these, and of the "
-                                          "second from the second.", option="--from", metavar="RUN", repeated=True),
     anytime: bool = option(False, "Intervals that hold at every look at a sample that grows."),
     watch: int = option(1, "Intervals that hold at N pairs of checkpoints, at all of which you look.", metavar="N",
                         least=1, shows_least=True),
-    root: Path | None = RUNS_IN,
+    root: Path | None = STUDY_IN,
 ) -> int:  # fmt: skip
     """Compare runs on the same documents: paired differences, intervals, tests, and the smallest detectable difference.
 
@@ -66,8 +72,6 @@ def compare(
     evalkit compare --group old=RUN,RUN,RUN --group new=RUN,RUN,RUN     several seeds: the claim is about architectures
     evalkit compare RUN_A RUN_B --fail-if-worse --margin 1             in continuous integration
     evalkit compare RUN_A RUN_B --anytime                              with --sample 100, then 200, …, until it decides
-    evalkit compare RUN_A RUN_B --given RUN_A --given RUN_C            RUN_A and RUN_C on all documents, B on a sample
-    evalkit compare A_W4 B_W4 --from RUN_A --from RUN_B                does B lose less than A under --quantise w4g64?
     evalkit compare step1000-a step1000-b --watch 20                   while both train, at 20 steps
     evalkit compare --curve RUN RUN RUN --plot curve.png               checkpoints of one training
     evalkit compare --study study.yaml intg vanilla                    names of a study, with all their seeds
@@ -82,32 +86,22 @@ def compare(
     from evalkit.stats.sequential import Looks
 
     of_two: dict[str, object] = {"fail_if_worse": fail_if_worse, "margin": margin, "pair_seeds": pair_seeds or None}
-    of_two |= {
-        "last": last,
-        "given": given or None,
-        "from": bases or None,
-        "anytime": anytime or None,
-        "watch": watch if watch > 1 else None,
-    }
+    of_two |= {"last": last, "anytime": anytime or None, "watch": watch if watch > 1 else None}
     for name, value in of_two.items():
         exclude(curve=curve, **{name: value})
-    exclude(study=study, **{"in": root})
     if margin is not None and not (isfinite(margin) and margin >= 0):
         raise UsageError(f"--margin {margin}: expected a finite number, 0 or more")
-    source, key, notes = Source(study, benchmark, groups), outcome_key(outcome, rule), list[str]()
+    source, key, notes = Source(study, benchmark, groups, root), outcome_key(outcome, rule), list[str]()
     with doing("reading and comparing runs"):
         if not curve:
-            sides, key, notes = _sides(source, runs, root, key, is_strict=fail_if_worse, last=last)
+            sides, key, notes = _sides(source, runs, key, last)
             in_pairs, looks = pair_seeds or source.pairs_seeds, Looks(anytime, watch)
-            earlier = [named_run(name, root) for name in given]
-            of_bases = [named_run(name, root) for name in bases]
-            how: dict[str, Any] = {"looks": looks, "given": earlier, "bases": of_bases}
-            comparisons = compare_sides(sides, key, margin, in_pairs, in_points=True, **how)
+            comparisons = compare_sides(sides, key, margin, in_pairs, in_points=True, looks=looks)
             if fail_if_worse and (own_rules := comparisons[0].own_rules):
                 raise UsageError(f"the runs have different rules ({', '.join(own_rules)}); give --rule")
             shown = comparison_report(comparisons)
         else:
-            curves, notes = _curves(source, runs, root, key)
+            curves, notes = _curves(source, runs, key)
             shown = curve_report(curves)
     printer(shown.with_notes(tuple(notes)))
     if plot:
@@ -120,14 +114,14 @@ def compare(
     return exit_code(comparisons) if fail_if_worse else 0
 
 
-def _curves(source: Source, runs: Sequence[str], root: Path | None, key: str | None) -> tuple[list[Curve], list[str]]:
+def _curves(source: Source, runs: Sequence[str], key: str | None) -> tuple[list[Curve], list[str]]:
     """Return the curves of the trainings that a command names, and notes."""
     from evalkit.comparison.curves import curve
-    from evalkit.comparison.sides import find_trainings
+    from evalkit.comparison.sides import trainings_of
     from evalkit.runs.score_table import with_default_rule
 
     if not (results := source.results):
-        return [curve(side, key) for side in find_trainings(source.named(runs, root))], []
+        return [curve(side, key) for side in trainings_of(*source.named(runs))], []
     from evalkit.studies.results import study_trainings
 
     measured = results.study.benchmark(source.benchmark)
@@ -152,7 +146,7 @@ def plan(
     pair_seeds: bool = PAIR_SEEDS,
     accuracy: float | None = typed_option(None, "Without runs: of both sides, in %.", "50"),
     printer: Printer,
-    root: Path | None = RUNS_IN,
+    root: Path | None = STUDY_IN,
 ) -> None:  # fmt: skip
     """Plan a comparison: the documents, the seeds and the outcome that a difference needs, before it is computed.
 
@@ -169,18 +163,21 @@ def plan(
     from evalkit.comparison.planning import plan_guess, plan_pairing
     from evalkit.runs.score_table import outcome_key
 
-    exclude(study=study, **{"in": root})
     for name, share in (("--accuracy", accuracy), ("--discordant", discordant)):
         if share is not None and not 0 < share <= 100:
             raise UsageError(f"{name} {share:g}: expected a share above 0, at most 100 %")
     if difference is not None and not (isfinite(difference) and difference):
         raise UsageError(f"--difference {difference:g}: expected a number other than 0")
-    source, notes, is_guess = Source(study, benchmark, groups), list[str](), not (groups or study or len(runs) > 1)
+    source, notes, is_guess = (
+        Source(study, benchmark, groups, root),
+        list[str](),
+        not (groups or study or len(runs) > 1),
+    )
     if (discordant is not None and not is_guess) or (accuracy is not None and (runs or not is_guess)):
         raise UsageError("--discordant and --accuracy are guesses of what runs show; leave them out")
     with doing("reading runs"):
         if not is_guess:
-            sides, key, notes = _sides(source, runs, root, outcome_key(outcome, rule))
+            sides, key, notes = _sides(source, runs, outcome_key(outcome, rule))
             if len(sides) != 2:
                 raise UsageError(f"a plan is about two sides; name two of {', '.join(side.name for side in sides)}")
             pairing = pair(sides[0], sides[1], {}, pair_seeds or source.pairs_seeds)
@@ -203,12 +200,7 @@ def plan(
 
 
 def _sides(
-    source: Source,
-    runs: Sequence[str],
-    root: Path | None,
-    key: str | None,
-    is_strict: bool = False,
-    last: int | None = None,
+    source: Source, runs: Sequence[str], key: str | None, last: int | None = None
 ) -> tuple[Sequence[Side], str | None, list[str]]:
     """Return the sides that a command names, the key under a study's default rule, and notes."""
     from evalkit.comparison.sides import last_checkpoints, sides_of
@@ -226,6 +218,5 @@ def _sides(
         chosen = study_sides(results, runs, measured, last or 1)
         return chosen.sides, with_default_rule(key, measured.rule), [*notes, *chosen.notes]
     # Attention has no measure by default
-    named = source.named(runs, root, lambda run: key is not None or run.kind != ATTENTION, is_strict)
-    sides = sides_of(named.singles, named.groups)
+    sides = sides_of(*source.named(runs, lambda run: key is not None or run.kind != ATTENTION))
     return sides if last is None else [last_checkpoints(side, last) for side in sides], key, []

@@ -12,7 +12,7 @@ import click
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.groups import KINDS, Band, FigureRequest, parsed_layers
 from evalkit.cli.parameters import argument, command, exclude, option, require, typed_option
-from evalkit.cli.running import BENCHMARK, GROUPS, OUTCOME, RUNS_GIVEN, STUDY, Source, say
+from evalkit.cli.running import BENCHMARK, GROUPS, OUTCOME, RUNS_GIVEN, STUDY, STUDY_IN, Source, say
 from evalkit.display import doing
 from evalkit.errors import UsageError
 from evalkit.escape import printable
@@ -44,11 +44,12 @@ def figure(
     paper: bool = typed_option(False, "The paper's definition alone; with --all only the paper's figures."),
     size: Size | None = typed_option(None, "Width of print: 3.3 or 6.9 inches.", "that of the panels"),
     notes: bool = typed_option(False, "Print the caption below the figure too."),
+    root: Path | None = STUDY_IN,
     output: Path | None = typed_option(None, "File .pdf, .png or .svg; with --all a folder.", "NAME.pdf", short="-o"),
 ) -> None:  # fmt: skip
     """Draw finished runs of evalkit attention: the paper's figures and others. NAME is one of evalkit figure --list.
 
-    RUNS are run folders, or ids, names or checkpoints of runs in results/runs or EVALKIT_OUTPUT (evalkit ls runs). With
+    RUNS are run folders, or ids, names or checkpoints of runs in --in (evalkit ls runs). With
     --study they are names of its checkpoints, NAME or NAME@STEP; without any, those of the figure under the study's
     `figures`, or all that are finished. Seeds of a model are one line, their mean. Beside the figure are written its
     numbers, as .csv with shares as fractions, and a caption in NAME-caption.tex: what lines and bands are, and in what
@@ -74,7 +75,7 @@ def figure(
         runs, figure = (figure, *runs), None
     request, source = (
         FigureRequest(parsed_layers(layers or ()), tasks or (), band, measure, paper, size, notes),
-        Source(study, benchmark, groups),
+        Source(study, benchmark, groups, root),
     )
     if figure is not None:
         request.check(figure)
@@ -123,8 +124,8 @@ def _analysed(
 
     sides: Sequence[Side]
     if source.results is None:
-        named = source.named(given, usable=lambda run: run.kind == ATTENTION)
-        sides, notes = sides_of(named.singles, named.groups), tuple[str, ...]()
+        sides = sides_of(*source.named(given, usable=lambda run: run.kind == ATTENTION))
+        notes = tuple[str, ...]()
     else:
         analyses = study_analyses(source.results, given, source.benchmark)
         sides, notes = analyses.sides, analyses.notes
@@ -151,19 +152,21 @@ def _draw(name: str, analysed: list[AnalysedRun], request: FigureRequest, paths:
         click.echo(printable(str(path)))
 
 
-def _without_others(given: Sequence[str]) -> list[str]:
+def _without_others(given: Sequence[str], root: Path | None) -> list[str]:
     """Leave out files and folders that are neither runs, checkpoints nor names of runs, as a pattern may match."""
-    from evalkit.runs.finding import matching_runs, root_of_runs
-    from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, is_file
+    from evalkit.comparison.naming import matching_runs
+    from evalkit.runs.finding import root_of_runs
+    from evalkit.runs.folder import CHECKPOINT, is_run_folder
 
     kept = []
     for name in given:
-        path, files = Path(name), (MANIFEST, RESULTS, JOURNAL, "config.json", "adapter_config.json")
-        is_known = path.suffix == ".gguf" or any((path / file).is_file() for file in files)
-        if is_known or not path.exists() or matching_runs(name, root_of_runs()):
+        path = Path(name)
+        is_checkpoint = any((path / file).is_file() for file in (CHECKPOINT, "adapter_config.json"))
+        is_known = is_checkpoint or path.suffix == ".gguf" or is_run_folder(path)
+        if is_known or not path.exists() or matching_runs(name, root or root_of_runs()):
             kept.append(name)
         else:
-            inside = any(is_file(child / MANIFEST) for child in path.iterdir()) if path.is_dir() else False
+            inside = any(map(is_run_folder, path.iterdir())) if path.is_dir() else False
             say(f"left out: {name}: no run folder" + f"; for the runs in it give {name.rstrip('/')}/*" * inside)
     return kept
 
@@ -184,13 +187,14 @@ def report(
     sample: int | None = typed_option(None, "At most this many random documents of each task.", "all",
                                       shows_least=True),
     seed: int = typed_option(0, "Of the sample; a larger sample contains the smaller one.", least=0, shows_least=True),
+    root: Path | None = STUDY_IN,
     output: Path = typed_option(Path("report.html"), "File to write.", short="-o"),
 ) -> None:  # fmt: skip
     """Write one HTML page of finished runs: results, comparisons, figures, and every document with its scores.
 
     The page is one file. It opens from disk in a browser, without a network, so it can be sent to anyone. The first run
     is the baseline; runs of several suites can share a page. RUNS are run folders, or ids, names or checkpoints of runs
-    in results/runs or EVALKIT_OUTPUT (evalkit ls runs). With --study they are names of its checkpoints, NAME or
+    in --in (evalkit ls runs). With --study they are names of its checkpoints, NAME or
     NAME@STEP; without any, all that are finished.
 
     \b
@@ -203,7 +207,7 @@ def report(
     exclude(without_documents=without_documents, sample=sample)
     if output.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--output {output}: the report is an HTML page; give a file name that ends in .html")
-    source = Source(study, benchmark, groups)
+    source = Source(study, benchmark, groups, root)
     with doing("reading runs"):
         from evalkit.data.sampling import DocumentSample
         from evalkit.pages.report import contents_of_runs, contents_of_study, write_report
@@ -213,8 +217,7 @@ def report(
         if source.results is not None:
             contents = contents_of_study(source.results, runs, source.benchmark, key)
         else:
-            named = source.named(_without_others(runs))
-            contents = contents_of_runs(named.singles, named.groups, key, names or ())
+            contents = contents_of_runs(*source.named(_without_others(runs, root)), key, names or ())
     for note in contents.notes:
         say(note)
     chosen = None if sample is None else DocumentSample(sample, seed)

@@ -67,21 +67,14 @@ def suites() -> Report:
 
 
 def tasks() -> Report:
-    """Return the tasks with their datasets on the hub, and those of requests, whose names have one of the forms."""
+    """Return the tasks with their datasets on the hub, and those of evalkit's requests."""
     rows = [
         [name, label_of(name).full, f"{task.hub.path} ({task.hub.split})", f"{task.count:,}"]
         for name, task in TASKS.items()
     ]
-    forms: dict[str, list[str]] = {}
     for name, about in request_tasks().items():
-        start = about.file.partition("/")[0] or about.documents.partition("_")[0]
-        forms.setdefault(start, []).append(name)
-    for start, names in forms.items():
-        suffixes = ", ".join(name.removeprefix(f"{start}_") for name in names)
-        most = max(request_tasks()[name].count for name in names)
-        rows.append([f"{start}_FORM", label_of(names[-1]).full, f"FORM: {suffixes}", f"{most:,}" if most else ""])
-    note = "FORM is one of the forms at the right, as in gsm8k_gold_bpb_5shot"
-    return _listed("tasks", "task|name|on the hub, or forms of requests|documents", rows, [note], texts=3)
+        rows.append([name, about.label, "requests", f"{about.count:,}" if about.count else ""])
+    return _listed("tasks", "task|name|on the hub, or requests|documents", rows, texts=3)
 
 
 def templates() -> Report:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +14,8 @@ from evalkit.cli.running import Printer
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from evalkit.runs.folder import Run
 
 EditVariant = Literal["difflib", "rapidfuzz"]
 EDIT_SIMILARITY = option("difflib", "Of the code tasks; published scores are difflib's.")
@@ -43,14 +46,14 @@ def longbench() -> None:
 )
 def run_longbench(
     *,
-    checkpoint: str | None = running.CHECKPOINT,
+    checkpoints: tuple[str, ...] = running.CHECKPOINTS,
     model: str | None = running.MODEL,
     dry: bool = running.DRY_RUN,
     edit_similarity: EditVariant = EDIT_SIMILARITY,
     plot: Path | None = running.PLOT,
     printer: Printer,
     **options: Any,
-) -> None:
+) -> int:
     """Generate answers over long documents and score them as LongBench's own code does; `run` may be omitted.
 
     The same command again resumes an interrupted run, or prints the finished result at once.
@@ -59,18 +62,24 @@ def run_longbench(
     evalkit longbench --model CKPT --data-dir DOCUMENTS                  stretched to 8,192 tokens by YaRN if shorter
     evalkit longbench --model CKPT --context none                        with its trained context window
     evalkit longbench --model CKPT --tasks qasper,trec --sample 20
+    evalkit longbench CKPT_A CKPT_B --data-dir DOCUMENTS                 several checkpoints, a line each
     evalkit longbench rescore RUN --edit-similarity rapidfuzz            no model needed
     evalkit longbench score PREDICTIONS                                  of the official code
     """
     from evalkit.benchmarks.longbench.results import GENERATIONS, report_of
 
-    running.evaluate(
-        running.checkpoint_of(checkpoint, model),
+    def draw(runs: Sequence[Run]) -> None:
+        if plot:
+            _draw_lengths(runs[0].table(GENERATIONS), plot, edit_similarity)
+
+    return running.evaluate(
+        running.checkpoints_of(checkpoints, model),
         options,
         printer,
         dry,
         show=lambda run, _: report_of(run, edit_similarity),
-        draw=lambda run: _draw_lengths(run.table(GENERATIONS), plot, edit_similarity) if plot else None,
+        draw=draw,
+        of_one={"plot": plot, "edit_similarity": edit_similarity != "difflib"},
     )
 
 

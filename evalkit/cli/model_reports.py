@@ -7,7 +7,8 @@ from typing import Any
 
 from evalkit.errors import CheckpointError, UnknownNameError
 from evalkit.inputs import values
-from evalkit.models.loading.locate import looks_like_path, read_config
+from evalkit.models.loading.configuration import remarks_of
+from evalkit.models.loading.locate import Checkpoint, looks_like_path, read_config
 from evalkit.models.variants.settings import KEYS, Differential, Integral
 from evalkit.models.zoo.named import SUFFIXES, models, named_model
 from evalkit.models.zoo.readings import CLEAR, ScoredReading
@@ -63,7 +64,8 @@ def model_report(given: str) -> Report:
         raise CheckpointError(f"{given}: folder not found")
     config = read_config(folder)
     try:
-        return Report(_facts(config, read_shape(config)), (given,))
+        facts = _facts(config, read_shape(config))
+        return Report(facts, (given,), notes=remarks_of(Checkpoint(given, "folder", folder)))
     except ValueError as error:
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
 
@@ -115,10 +117,13 @@ def readings(scored: Sequence[ScoredReading]) -> Report:
         difference = "" if is_first else f"{fixed(reading.difference, 3)} ± {fixed(reading.stderr, 3)}"
         rows.append([", ".join(words), fixed(reading.perplexity, 2), difference, verdict])
         records.append({**settings, "perplexity": reading.perplexity, "difference": reading.difference,
-                        "stderr": reading.stderr, "verdict": verdict})  # fmt: skip
+                        "stderr": reading.stderr, "verdict": verdict, "options": reading.options})  # fmt: skip
     sentence = "No other reading of the weights is clearly better."
     if better := [row[0] for row in rows if row[3] == "clearly better"]:
-        sentence = f"Warning: another reading of the same weights is clearly better: {better[0]}."
+        options = next(record["options"] for record in records if record["verdict"] == "clearly better")
+        sentence = (
+            f"Warning: another reading of the same weights is clearly better: {better[0]}; convert with {options}"
+        )
     notes = (
         "nats per token: mean loss less that of the converted reading, ± its paired standard error over tokens",
         f"clearly better: by more than {CLEAR:g} standard errors",

@@ -209,10 +209,11 @@ def convert_model(
     *,
     source: str = argument(),
     output: Path = _TO,
-    variant: Literal["cog", "integral", "differential"] | None = typed_option(
-        None, "Attention of its patched code; cog and integral leave no trace in the weights.",
+    variant: Literal["cog", "integral", "differential", "vanilla"] | None = typed_option(
+        None, "Attention of its patched code; only differential leaves a trace in the weights.",
         "differential, if the weights have λ"),
-    layers: str | None = typed_option(None, "all, top 50%, bottom 50%: the layers with it.", "all"),
+    layers: str | None = typed_option(None, "all, top 50%, bottom 50%, or numbers from 0 as 0,2: the layers with it.",
+                                      "all"),
     signals: int | None = typed_option(None, "Signals in each head of integral attention.", metavar="N"),
     own: tuple[str, ...] = typed_option((), "A further setting of the attention, such as signal_rope=full_head; again "
                                         "for each.", option="--set", metavar="KEY=VALUE", repeated=True),

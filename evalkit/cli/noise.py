@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.cli.parameters import argument, command, option, typed_option
-from evalkit.cli.running import BENCHMARK, PLOT, Printer
+from evalkit.cli.running import BENCHMARK, PLOT, STUDY_IN, Printer
 from evalkit.display import doing
 from evalkit.errors import UsageError
 
@@ -23,6 +23,7 @@ def noise(
     benchmark: str | None = BENCHMARK,
     rule: str | None = option(None, "How the answer is chosen (evalkit ls rules).", "the runs' own"),
     outcome: str | None = option(None, "Only this one (evalkit ls outcomes).", "all", metavar="NAME"),
+    root: Path | None = STUDY_IN,
     printer: Printer,
     plot: Path | None = PLOT,
 ) -> None:  # fmt: skip
@@ -47,7 +48,7 @@ def noise(
     if len(sizes) < len(larger) or not all(chain(*sizes.items())):
         raise UsageError(f"--larger {' --larger '.join(larger)}: write SMALL=LARGE, once for each model")
     with doing("reading and measuring runs"):
-        results = read_results(study)
+        results = read_results(study, root)
         measured, by_model = results.study.benchmark(benchmark), dict[str, dict[int, dict[int, Any]]]()
         trainings = study_trainings(results, names and [*dict.fromkeys((*names, *chain(*sizes.items())))], measured)
         for of in trainings:

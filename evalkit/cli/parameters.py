@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property, partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -50,6 +51,13 @@ _GROUPS = {
 """Settings that are beside each other in `--help`."""
 
 
+_RETIRED = {
+    "--from": "compare each run with the one that it was changed from, and give the two intervals",
+    "--given": "run both sides on the same documents; a larger --sample scores only those that a smaller one has not",
+}
+"""Former option of `evalkit compare` → what to do."""
+
+
 class Commands(click.Group):
     """A group that suggests the nearest command for a mistyped one."""
 
@@ -60,18 +68,34 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
+class ResumableAbort(click.Abort):
+    """The interruption of a command that goes on where it was when it is given again."""
+
+
 class Command(click.Command):
     """A command made of a function; its parameters are made when they are needed, since benchmarks are imported.
 
     `kind` is the benchmark whose settings, but those in `without`, are the function's `**settings`. In `--help`, they
     stand in `order`, names and names of `_GROUPS`, after parameters that it does not name; `...` are the settings that
-    it does not name.
+    it does not name. `as_lm_eval`: the arguments may be written as those of lm-eval. `resumes`: whether the command
+    computes runs; None: if it has the setting of their folder.
     """
 
     def __init__(
-        self, function: Callable[..., Any], name: str, kind: str = "", order: str = "", without: Sequence[str] = ()
+        self,
+        function: Callable[..., Any],
+        name: str,
+        kind: str = "",
+        order: str = "",
+        without: Sequence[str] = (),
+        as_lm_eval: bool = False,
+        resumes: bool | None = None,
     ) -> None:
-        self.function, self.kind, self.without = function, kind, without
+        self.function = function
+        self.kind = kind
+        self.without = without
+        self.as_lm_eval = as_lm_eval
+        self.resumes = bool(kind) and "output" not in without if resumes is None else resumes
         self.order = [name for word in order.split() for name in _GROUPS.get(word, (word,))]
         super().__init__(name, callback=self._call, help=inspect.cleandoc(function.__doc__ or ""))
         del self.params  # click's empty list
@@ -82,20 +106,31 @@ class Command(click.Command):
         return [_CONFIG, *declared] if self.kind else declared
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if self.as_lm_eval:
+            from evalkit.cli.lm_eval import in_long_form
+
+            args = in_long_form(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from evalkit.cli.lm_eval import OPTIONS
-
-            if (meant := OPTIONS.get(error.option_name)) is None:
-                raise
-            raise UsageError(f"{error.option_name} is lm-eval's: {meant}") from error
+            if self.name == "compare" and error.option_name in _RETIRED:
+                raise UsageError(f"{error.option_name} is retired: {_RETIRED[error.option_name]}") from error
+            raise UsageError(_unknown_option(error.option_name, self, ctx)) from error
         except click.BadParameter as error:
-            if error.param is None or error.param.name != "limit":
+            name = (error.param and error.param.name) or ""
+            if name not in _EXPECTED:
                 raise
-            raise UsageError(
-                f"--limit: {error.message.rstrip('.')}; it counts documents, a fraction is none"
-            ) from error
+            raise UsageError(f"{flag(name)}: {error.message.rstrip('.')}; {_EXPECTED[name]}") from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, click.Abort) as error:
+            only_shows = any(ctx.params.get(name) for name in ("dry", "dry_run", "show_prompts"))
+            if self.resumes and not only_shows:
+                click.echo(err=True)  # as click does, after the terminal's ^C
+                raise ResumableAbort from error
+            raise
 
     def _declared(self) -> Iterator[Setting]:
         hints, own = get_type_hints(self.function), dict[str, list[Setting]]()
@@ -116,6 +151,55 @@ class Command(click.Command):
             if is_dataclass(hint) and isinstance(hint, type):
                 given[name] = hint(**{field: given.pop(field) for field in settings_of(hint)})
         return self.function(**given)
+
+
+_EXPECTED = {"limit": "it counts documents, a fraction is none", "seed": "it is one number, of the random sample"}
+"""Option → what its number is; lm-eval's are others."""
+
+
+def _unknown_option(name: str, command: Command, ctx: click.Context) -> str:
+    """Describe an unknown option: what replaces lm-eval's, the one that is meant, or the commands that have it."""
+    from evalkit.cli.lm_eval import OPTIONS, advice
+
+    if (known := advice(name)) is not None:
+        return known
+    unknown = f"unknown option {name}"
+    own = _long_options(command)
+    meant = _with_words(name, own)
+    if command.as_lm_eval and not meant and (similar := _with_words(name, OPTIONS)):
+        return f"{unknown}: for lm-eval's {similar}, {OPTIONS[similar]}"
+    if meant := meant or _nearest(name, own):
+        return f"{unknown}: did you mean {meant}? See {ctx.command_path} --help"
+    commands: dict[str, list[str]] = {}
+    for typed, other in _all_commands(ctx.find_root().command):
+        for option in _long_options(other):
+            commands.setdefault(option, []).append(typed)
+    if meant := _nearest(name, commands):
+        return f"{unknown}: {meant} is one of evalkit {', '.join(commands[meant])}; see {ctx.command_path} --help"
+    return f"{unknown}; see {ctx.command_path} --help"
+
+
+def _nearest(name: str, options: Iterable[str]) -> str:
+    """Return the option that is spelled most like a name; empty if none is similar."""
+    near = get_close_matches(name.lstrip("-"), [option[2:] for option in options], n=1, cutoff=0.8)
+    return f"--{near[0]}" if near else ""
+
+
+def _with_words(name: str, options: Iterable[str]) -> str:
+    """Return the shortest option that has the words of a name among its own; empty if there is none."""
+    words = {*name.strip("-").split("-")}
+    return min((option for option in options if words <= {*option.strip("-").split("-")}), key=len, default="")
+
+
+def _long_options(command: click.Command) -> list[str]:
+    return [name for param in command.params for name in param.opts if name.startswith("--")]
+
+
+def _all_commands(group: click.Command, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Yield the commands of a group and its groups, with what is typed for each."""
+    for name, command in getattr(group, "commands", {}).items():
+        typed = f"{path} {name}".strip()
+        yield from _all_commands(command, typed) if isinstance(command, click.Group) else [(typed, command)]
 
 
 def command(

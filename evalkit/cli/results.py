@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from evalkit.cli.parameters import argument, command, exclude, option, require, typed_option
-from evalkit.cli.running import BENCHMARK, DETAIL, OUTCOME, RUN, RUNS_IN, STUDY, Printer, Source, named_run, say
+from evalkit.cli.running import (
+    BENCHMARK,
+    DETAIL,
+    OUTCOME,
+    RUN,
+    RUNS_IN,
+    STUDY,
+    STUDY_IN,
+    Printer,
+    Source,
+    named_run,
+    say,
+)
 from evalkit.display import doing, news
 from evalkit.errors import EvalkitError, TableError, UsageError
 from evalkit.escape import printable
@@ -70,7 +82,7 @@ def show(
         from evalkit.inspection.outcomes import show_document, show_list
         from evalkit.inspection.reports import document_report, list_report, prompt_text
 
-        opened = Source(None, None).named(runs, root).singles if len(runs) > 1 else [named_run(runs[0], root)]
+        opened, _ = Source(None, None, root=root).named(runs)
         if document is None:
             criteria = [name for name, is_asked in vars(chosen).items() if is_asked]
             selection = show_list(opened, task, rule, criteria, (text or "").split(), news)
@@ -94,8 +106,7 @@ def rescore(
 ) -> None:
     """Apply another rule to the scores of a finished run; no model is needed.
 
-    RUN is a run folder, or a run in --in as `evalkit ls runs` lists it: its id or name, the beginning of either,
-    or its checkpoint where no other run has it.
+    RUN is a run folder, or the id, name or checkpoint of one in --in (evalkit ls runs).
 
     \b
     evalkit rescore 1a2b3c4d --rule acc_norm
@@ -130,7 +141,7 @@ def table(
     more: tuple[str, ...] = argument(metavar="", required=False),
     source: Literal["published", "runs", "both"] | None = option(
         None, "Source of numbers: the paper, runs, or runs with the difference to the paper.",
-        "published; runs with --study"),
+        "published; runs with --runs or --study"),
     runs: str | None = option(None, "Runs, assigned to rows by their models; or a YAML file that maps rows to runs.",
                               metavar="RUN RUN …|FILE.yaml"),
     study: Path | None = STUDY,
@@ -140,6 +151,7 @@ def table(
     every: bool = typed_option(False, "Every table, a file each in the folder --output; with --study those that it has "
                                "runs for.", option="--all"),
     printer: Printer,
+    root: Path | None = STUDY_IN,
     output: Path | None = typed_option(None, "File to write, with --all the folder.", "the terminal", short="-o"),
 ) -> int:  # fmt: skip
     """Print one of the paper's tables, filled from the paper or from your runs; NAME may be your own layout file.
@@ -161,13 +173,15 @@ def table(
     from evalkit.tables.request import TableRequest, make, requested_layout
     from evalkit.tables.rows import has_suite_of
 
-    of_study = Source(study, benchmark)
+    of_study = Source(study, benchmark, root=root)
     if more and runs is None:
         raise UsageError(f"{more[0]}: a table has one NAME; give runs after --runs")
     exclude(study=study, runs=runs)
     if study is not None and source == "published":
         raise UsageError("--study is for --source runs or both; omit --source published")
-    request = TableRequest(name or "", source or ("published" if study is None else "runs"), **vars(options))
+    require("--runs or --study", bool(runs or study), **{"in": root})
+    default = "published" if study is None and runs is None else "runs"
+    request = TableRequest(name or "", source or default, **vars(options))
     if every:
         if name is not None:
             raise UsageError(f"--all prints every table; omit {name}")
@@ -178,8 +192,9 @@ def table(
         exclude(audit=True, runs=runs, study=study, as_printed=options.as_printed)
         from evalkit.tables.audit import audited
 
-        made = audited([name] if name else layout_names())
-    elif name is None and of_study.results is not None:
+        printer(audited([name] if name else layout_names()), output)
+        return 0
+    if name is None and of_study.results is not None:
         from evalkit.studies.tables import own_tables
 
         others = {name: value for name, value in vars(options).items() if name not in ("rule", "spreads", "mixed")}
@@ -207,11 +222,11 @@ def table(
             raise UsageError(f"--runs {' '.join(given)}: give one YAML file, or runs alone")
         with doing("reading runs"):
             if files:
-                made = make(replace(request, mapping=Path(runs)))
+                made = make(replace(request, mapping=Path(runs), root=root))
             else:
                 layout = requested_layout(request)
-                named = of_study.named(given, usable=lambda run: has_suite_of(layout, run))
-                made = make(replace(request, runs=tuple(str(run.folder) for run in named.singles)))
+                named, _ = of_study.named(given, usable=lambda run: has_suite_of(layout, run))
+                made = make(replace(request, runs=tuple(str(run.folder) for run in named)))
     printer(Report((made,)), output)
     return 0
 
@@ -238,13 +253,15 @@ def _print_every(request: TableRequest, source: Source, printer: Printer, folder
     except OSError as error:
         raise UsageError(f"--output {folder} cannot be made: {error.strerror or error}") from error
     written: set[str] = set()
-    left_out, failed = list[str](), False
+    left_out: dict[str, list[str]] = {}
+    failed = False
     for name in layout_names() if source.results is None else study_layouts(source.results.study):
         try:
             with doing(f"table {name}"):
                 filled = _filled(replace(request, name=name), source)
             if filled.table is None:
-                left_out.append(filled.name)
+                why = "not finished" if filled.waits else "no benchmark or row of the study is theirs"
+                left_out.setdefault(why, []).append(filled.name)
                 continue
             table = filled.table
             if table.name in written:
@@ -254,9 +271,8 @@ def _print_every(request: TableRequest, source: Source, printer: Printer, folder
         except EvalkitError as error:
             say(f"evalkit: table {Path(name).stem}: {error}")
             failed = True
-    if left_out:
-        why = f"evalkit table NAME --study {source.study} says why"
-        say(f"left out, without a row that fits: {', '.join(left_out)}; {why}")
+    for why, names in left_out.items():
+        say(f"left out, {why}: {', '.join(names)}; evalkit table NAME --study {source.study} says more")
     if not (written or failed):
         raise TableError(f"study {source.study} has no finished run for any table")
     return int(failed)
@@ -268,12 +284,13 @@ def integrity(
     run: str = RUN,
     rule: str | None = option(None, "How the run's answers are chosen (evalkit ls rules).", "the run's own"),
     tokens: str | None = option(None, "Number of training tokens, printed as given: 128B."),
+    root: Path | None = RUNS_IN,
     printer: Printer,
     output: Path | None = typed_option(None, "File to write.", "the terminal", short="-o"),
 ) -> None:
     """Print a run beside public models, as the paper's integrity check does, and how the protocols differ.
 
-    RUN is a run folder, or the id, name or checkpoint of one in results/runs or EVALKIT_OUTPUT (evalkit ls runs).
+    RUN is a run folder, or the id, name or checkpoint of one in --in (evalkit ls runs).
 
     \b
     evalkit integrity 1a2b3c4d --tokens 128B
@@ -282,7 +299,7 @@ def integrity(
     from evalkit.tables.integrity import check
 
     with doing("reading scores"):
-        made = check(named_run(run), rule, tokens)
+        made = check(named_run(run, root), rule, tokens)
     printer(Report((made,)), output)
 
 
@@ -294,11 +311,12 @@ def export(
                               "every_eval_ever: the Every Eval Ever schema; run: the run folder, to publish, without "
                               "its journal and the machine's paths; or another's (evalkit ls exports).", option="--to"),
     rule: str | None = option(None, "How answers are chosen, for all but lm_eval and run.", "the run's own"),
+    root: Path | None = RUNS_IN,
     output: Path | None = typed_option(None, "Folder to write into.", "one in the run folder", short="-o"),
 ) -> None:  # fmt: skip
     """Export a finished run to another tool's format; prints the files.
 
-    RUN is a run folder, or the id, name or checkpoint of one in results/runs or EVALKIT_OUTPUT (evalkit ls runs).
+    RUN is a run folder, or the id, name or checkpoint of one in --in (evalkit ls runs).
     Tables for a paper, in LaTeX, are printed by evalkit table.
 
     \b
@@ -310,6 +328,6 @@ def export(
     if form is None:
         raise UsageError(f"give a format: --to {' | '.join(form_names())}")
     with doing(f"exporting {run}"):
-        written = export_run(named_run(run), form, rule, output)
+        written = export_run(named_run(run, root), form, rule, output)
     for path in written:
         click.echo(printable(str(path)))

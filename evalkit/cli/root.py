@@ -25,13 +25,23 @@ import click
 
 from evalkit import __version__
 from evalkit.cli import benchmarks, comparing, cost, drawing, longbench, models, noise, results, ruler, study
-from evalkit.cli.parameters import SETTINGS, Commands
+from evalkit.cli.parameters import SETTINGS, Commands, ResumableAbort
 from evalkit.display import shown_activity
 from evalkit.errors import EvalkitError, SeveralErrors
 from evalkit.escape import printable
 
 
-@click.group(cls=Commands, context_settings=SETTINGS)
+class Root(Commands):
+    """The root command; options without a command are those of `evalkit run`, as in lm-eval."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = [name for param in self.get_params(ctx) for name in param.opts]
+        if args and args[0].startswith("-") and args[0] not in own:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=Root, context_settings=SETTINGS)
 @click.version_option(__version__)
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error; with every command.")
 def cli() -> None:
@@ -147,8 +157,10 @@ def _explained(error: BaseException) -> tuple[Sequence[str], int]:
             return (f"{error.filename}: {error.strerror}" if error.filename else str(error),), 1
         case MemoryError():
             return ("out of memory; close other programs, or give a smaller file, model or batch",), 1
-        case click.Abort() | KeyboardInterrupt():
+        case ResumableAbort():
             return ("interrupted; finished batches are saved: run the same command again to resume",), 130
+        case click.Abort() | KeyboardInterrupt():
+            return ("interrupted",), 130
         case _:
             return (_unexpected(error),), 1
 

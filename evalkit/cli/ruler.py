@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,13 +32,13 @@ def ruler() -> None:
 )
 def run_ruler(
     *,
-    checkpoint: str | None = running.CHECKPOINT,
+    checkpoints: tuple[str, ...] = running.CHECKPOINTS,
     model: str | None = running.MODEL,
     dry: bool = running.DRY_RUN,
     plot: Path | None = running.PLOT,
     printer: Printer,
     **options: Any,
-) -> None:
+) -> int:
     """Generate and score answers of RULER's 13 tasks, made for the checkpoint's tokenizer; `run` may be omitted.
 
     Two scores from one pass over the text: RULER's own of the generated answer, and the likelihood of the right answer,
@@ -45,28 +46,31 @@ def run_ruler(
 
     \b
     evalkit ruler CKPT --lengths 1k,2k,4k,8k
+    evalkit ruler CKPT_A CKPT_B --lengths 1k,2k --plot lengths.pdf       several checkpoints, a line each
     evalkit ruler CKPT --lengths 4k,8k --context 8192                    stretched to 8,192 tokens by YaRN
     evalkit ruler CKPT --tasks niah_multikey_1,vt --samples 200 --plot lengths.pdf
     evalkit ruler show RUN_A RUN_B --format latex                        a line for each model
     """
     from evalkit.benchmarks.ruler.results import draw_lengths
+    from evalkit.comparison.sides import names
 
-    def draw(run: Run) -> None:
-        running.draw_into(plot, draw_lengths, [run], [run.model])
+    def draw(runs: Sequence[Run]) -> None:
+        running.draw_into(plot, draw_lengths, runs, names(runs))
 
-    running.evaluate(running.checkpoint_of(checkpoint, model), options | {"suite": "ruler"}, printer, dry, draw=draw)
+    models = running.checkpoints_of(checkpoints, model)
+    return running.evaluate(models, options | {"suite": "ruler"}, printer, dry, draw=draw)
 
 
 @command(kind="needle", order="ORIGIN CONTEXT ... output name COMPUTING token_budget TRUST dry plot printer")
 def needle(
     *,
-    checkpoint: str | None = running.CHECKPOINT,
+    checkpoints: tuple[str, ...] = running.CHECKPOINTS,
     model: str | None = running.MODEL,
     dry: bool = running.DRY_RUN,
     plot: Path | None = running.PLOT,
     printer: Printer,
     **options: Any,
-) -> None:
+) -> int:
     """Needle in a haystack: test whether the model finds a number at any position of a long text.
 
     It has the scores of evalkit ruler. The same command again resumes an interrupted run.
@@ -77,10 +81,12 @@ def needle(
     """
     from evalkit.benchmarks.ruler.results import draw_depths
 
-    def draw(run: Run) -> None:
-        running.draw_into(plot, draw_depths, run)
+    def draw(runs: Sequence[Run]) -> None:
+        running.draw_into(plot, draw_depths, runs[0])
 
-    running.evaluate(running.checkpoint_of(checkpoint, model), options | {"suite": "needle"}, printer, dry, draw=draw)
+    models = running.checkpoints_of(checkpoints, model)
+    of_one = {"plot": plot}
+    return running.evaluate(models, options | {"suite": "needle"}, printer, dry, draw=draw, of_one=of_one)
 
 
 @command(ruler, "show")
@@ -106,7 +112,8 @@ def show_ruler(
     from evalkit.comparison.sides import names
 
     with doing("reading runs"):
-        opened = running.Source(None, None).named(runs, root, usable=lambda run: run.kind in (RULER, NEEDLE)).singles
+        of_runs = running.Source(None, None, root=root)
+        opened, _ = of_runs.named(runs, lambda run: run.kind in (RULER, NEEDLE))
     if (kinds := {run.kind for run in opened}) not in ({RULER}, {NEEDLE}):
         raise UsageError(
             f"the runs are of {', '.join(sorted(kinds))}; name runs of evalkit ruler, or of evalkit needle"

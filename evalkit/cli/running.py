@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.cli.parameters import argument, is_typed, option, require, typed_option
+from evalkit.cli.parameters import argument, flag, is_typed, option, require, typed_option
 from evalkit.display import Progress, Say, doing
 from evalkit.errors import DataError, RunError, UsageError
 from evalkit.escape import printable
@@ -20,7 +21,7 @@ from evalkit.studies.cluster.resources import ClusterOptions
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.base import Plan
-    from evalkit.comparison.sides import NamedRuns
+    from evalkit.comparison.sides import Group
     from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
     from evalkit.studies.results import StudyResults
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 RUN = argument()
 RUNS_GIVEN = argument(required=False)
 OUTPUT = option(RUNS, "Folder of run folders.", short="-o")
-RUNS_IN = typed_option(None, "Folder of run folders.", f"EVALKIT_OUTPUT, or {RUNS}", option="--in", metavar="FOLDER")
+_IN: dict[str, Any] = {"option": "--in", "metavar": "FOLDER"}
+RUNS_IN = typed_option(None, "Folder of run folders.", f"EVALKIT_OUTPUT, or {RUNS}", **_IN)
+STUDY_IN = typed_option(None, "Folder of run folders.", f"a study's own; else EVALKIT_OUTPUT, or {RUNS}", **_IN)
 OUTCOME = option(None, "accuracy, bits_per_byte, log_loss, … (evalkit ls outcomes).", "accuracy",
                  metavar="NAME")  # fmt: skip
 DETAIL = option(False, "Also print every rule, the continuous outcomes, and the subjects of MMLU.")
@@ -39,8 +42,9 @@ STUDY = typed_option(None, "Study file, whose finished runs are read.", metavar=
 BENCHMARK = typed_option(None, "Benchmark of the study.", "the only one that fits")
 GROUPS = typed_option((), "Several seeds or checkpoints of one side; repeat for each side.", option="--group",
                       metavar="NAME=RUN,RUN,…", repeated=True)  # fmt: skip
-CHECKPOINT = argument(metavar="[CKPT]", required=False)
-MODEL = option(None, "Checkpoint folder, hub name, .gguf file, or demo.  [required, here or as CKPT]")
+CHECKPOINTS = argument(metavar="[CKPT]...", required=False)
+MODEL = option(None, "Checkpoint folder, hub name, .gguf file, or demo. Or a pattern in quotes, such as "
+               "'train/checkpoint-*'.  [required, here or as CKPT]")  # fmt: skip
 
 
 def say(text: str) -> None:
@@ -56,26 +60,25 @@ def key_value(text: str, example: str) -> tuple[str, str]:
     return key, value
 
 
-def checkpoint_of(given: str | None, model: str | None) -> str:
-    """Return the checkpoint, as an argument or by `--model`; the command line overrides the environment."""
-    if given is not None and model is not None and is_typed("model"):
-        raise UsageError(f"the checkpoint is given twice, as {given} and as --model {model}; give it once")
-    if (checkpoint := given if given is not None else model) is None:
+def checkpoints_of(given: Sequence[str], model: str | None) -> tuple[str, ...]:
+    """Return one checkpoint or several, as arguments or by `--model`; patterns are expanded.
+
+    The command line overrides the environment.
+    """
+    from evalkit.cli.lm_eval import check_is_checkpoint
+    from evalkit.models.loading.files import is_pattern, matching
+
+    if given and model is not None and is_typed("model"):
+        raise UsageError(f"the checkpoint is given twice, as {given[0]} and as --model {model}; give it once")
+    if not given and model is None:
         command = click.get_current_context().command_path
         raise UsageError(
             f"name a checkpoint: {command} CKPT, or --model CKPT (a folder, a hub name, a .gguf file, or demo); see "
             f"{command} --help"
         )
-    return checkpoint
-
-
-def checkpoints_of(given: Sequence[str], model: str | None) -> tuple[str, ...]:
-    """Return one checkpoint or several; patterns are expanded."""
-    from evalkit.models.loading.files import is_pattern, matching
-
-    checkpoint_of(given[0] if given else None, model)
     checkpoints: list[str] = []
     for name in given or [model or ""]:
+        check_is_checkpoint(name)
         if is_pattern(name) and not matching(name):
             raise UsageError(f"{name}: no folder and no .gguf file matches")
         checkpoints += matching(name) if is_pattern(name) else [name]
@@ -83,13 +86,11 @@ def checkpoints_of(given: Sequence[str], model: str | None) -> tuple[str, ...]:
 
 
 def named_run(given: str, root: Path | None = None, usable: Callable[[Run], bool] = lambda _: True) -> Run:
-    """Return the finished run that a command's RUN names, the only usable one, in a folder of runs or the default."""
-    from evalkit.runs.finding import find_run, is_completed, root_of_runs
+    """Return the finished run that a command's RUN means, in a folder of runs or the default one."""
+    from evalkit.comparison.naming import find_run
+    from evalkit.runs.finding import root_of_runs
 
-    run = find_run(given, root or root_of_runs(), usable)
-    if is_completed(run, given):
-        say(f"{given}: {run.folder.name}")
-    return run
+    return find_run(given, root or root_of_runs(), usable)
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ class Source:
     study: Path | None
     benchmark: str | None
     groups: tuple[str, ...] = ()
+    root: Path | None = None
+    """Folder of run folders; None: the default, of a study its own."""
 
     def __post_init__(self) -> None:
         require("--study", self.study is not None, benchmark=self.benchmark)
@@ -106,20 +109,18 @@ class Source:
             raise UsageError("--group is for runs; with --study the seeds of a name are its group: omit --group")
 
     def named(
-        self,
-        runs: Sequence[str],
-        root: Path | None = None,
-        usable: Callable[[Run], bool] = lambda _: True,
-        is_strict: bool = False,
-    ) -> NamedRuns:
-        """Find the runs that arguments and groups name, as `find_alike` does, and say which they are."""
-        from evalkit.comparison.sides import find_alike
+        self, runs: Sequence[str], usable: Callable[[Run], bool] = lambda _: True
+    ) -> tuple[list[Run], list[Group]]:
+        """Return the finished runs that arguments mean, and those of the groups."""
+        from evalkit.comparison.naming import find_runs
+        from evalkit.comparison.sides import read_group
         from evalkit.runs.finding import root_of_runs
 
-        named = find_alike(runs, self.groups, root or root_of_runs(), usable, is_strict)
-        for note in named.notes:
-            say(note)
-        return named
+        groups = list(map(read_group, self.groups))
+        members = [name for _, names in groups for name in names]
+        opened = iter(find_runs([*runs, *members], self.root or root_of_runs(), usable))
+        singles = [next(opened) for _ in runs]
+        return singles, [(name, [next(opened) for _ in names]) for name, names in groups]
 
     @property
     def pairs_seeds(self) -> bool:
@@ -133,7 +134,7 @@ class Source:
             return None
         from evalkit.studies.results import read_results
 
-        return read_results(self.study)
+        return read_results(self.study, self.root)
 
 
 @dataclass(frozen=True)
@@ -233,26 +234,38 @@ def draw_into(plot: Path | None, draw: Callable[..., None], *arguments: Any) -> 
 
 
 def evaluate(
-    model: str,
+    models: Sequence[str],
     options: dict[str, Any],
     printer: Printer,
     is_dry: bool,
     workers: Workers | None = None,
     show: Callable[[Run, str], Report] | None = None,
-    draw: Callable[[Run], None] | None = None,
-) -> None:
-    """Run a benchmark on a checkpoint and print its report; of a dry run, what it would take.
+    draw: Callable[[Sequence[Run]], None] | None = None,
+    of_one: Mapping[str, Any] = MappingProxyType({}),
+) -> int:
+    """Run a benchmark on checkpoints and print its report, of several a line each; of a dry run, what it would take.
 
-    `options` as of `evalkit.evaluate`. `show` returns the report of the finished run under the requested rule, by
-    default the benchmark's own. Raises a `DataError` after all is saved and printed if something was left out.
+    `options` as of `evalkit.evaluate`. `show` returns the report of a finished run under the requested rule, by
+    default the benchmark's own. `of_one` are options that several checkpoints cannot have.
+
+    Returns:
+        The exit code: 1 if one of several runs is not finished, or left out tasks.
+
+    Raises:
+        DataError: tasks of a single run were left out; after all is saved and printed.
     """
+    if is_dry:
+        printer(dry_run(models, options))
+        return 0
+    if len(models) > 1:
+        if given := [name for name, value in {"name": options.get("name"), **of_one}.items() if value]:
+            raise UsageError(f"{flag(given[0])}: is for one checkpoint, not several")
+        return _evaluate_several(models, options, printer, workers, draw)
     from evalkit.benchmarks.registry import benchmark_of
     from evalkit.benchmarks.session import run_plan
     from evalkit.studies.running import Job
 
-    if is_dry:
-        printer(dry_run([model], options))
-        return
+    [model] = models
     with Progress() as progress:
         plan, *_ = plans = [plan_of(model, given, progress.say) for given in with_uncontrolled(options)]
         if workers and workers.option:
@@ -268,9 +281,39 @@ def evaluate(
             report = _with_drop(report, uncontrolled, run, rule)
     printer.run(run, report)
     if draw:
-        draw(run)
+        draw([run])
     if left_out := plan.manifest.get("left_out"):
         raise DataError(f"left out: {'; '.join(left_out)}")
+    return 0
+
+
+def _evaluate_several(
+    models: Sequence[str],
+    options: dict[str, Any],
+    printer: Printer,
+    workers: Workers | None,
+    draw: Callable[[Sequence[Run]], None] | None,
+) -> int:
+    from evalkit.benchmarks.run_listing import Summarised, summary_report
+    from evalkit.runs.folder import load_run
+    from evalkit.studies.running import plan_checkpoints, run_here
+
+    with Progress() as progress:
+        jobs = plan_checkpoints(models, options, progress.say)
+        outcomes = (workers.runner if workers else run_here)(jobs, progress)
+    entries = []
+    for outcome in outcomes:
+        label, plan = outcome.job.label, outcome.job.plan
+        if outcome.state != "finished":
+            entries.append(Summarised(label, (), state=outcome.state, message=outcome.message))
+            continue
+        run, left_out = load_run(plan.folder), "; ".join(plan.manifest.get("left_out", ()))
+        rule = run.other_rule(plan.manifest["rule"])
+        entries.append(Summarised(label, (run,), rule, message=f"left out: {left_out}" if left_out else ""))
+    printer(summary_report(entries))
+    if draw and (runs := [run for entry in entries for run in entry.runs]):
+        draw(runs)
+    return 1 if any(entry.message for entry in entries) else 0
 
 
 def _with_drop(report: Report, run: Run, control: Run, rule: str) -> Report:

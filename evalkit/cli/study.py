@@ -114,7 +114,7 @@ def study() -> None:
     """
 
 
-@command(study)
+@command(study, resumes=True)
 def run(
     *,
     file: Path = argument(metavar="STUDY"),

@@ -8,7 +8,7 @@ same under every other rule; differences by subject. Scores are fractions, diffe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -37,17 +37,17 @@ from evalkit.comparison.line import (
     line_name,
     line_of,
     look_at_average,
-    worth_of,
 )
-from evalkit.comparison.pairing import PairedTask, Pairing, common_key, own_rules, pair, pair_changes
+from evalkit.comparison.naming import find_runs
+from evalkit.comparison.pairing import PairedTask, Pairing, common_key, own_rules, pair
 from evalkit.comparison.sides import Side, autocorrelation_sentence, claim_of, sides_of
 from evalkit.errors import UsageError
 from evalkit.escape import part_name
 from evalkit.inputs import values
 from evalkit.paths import RUNS
-from evalkit.runs.finding import find_any_run
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import MARGIN, outcome_key
+from evalkit.runs.traits import loading_notes
 from evalkit.stats.noise import autocorrelation
 from evalkit.stats.power import ALPHA
 from evalkit.stats.sequential import ONCE, Looks
@@ -68,7 +68,8 @@ def load_run(run: str | Path, root: str | Path = RUNS) -> Run:
         UnknownNameError: no run matches.
         RunError: the run is damaged, or the folder is not a run folder.
     """
-    return find_any_run(values.name_or_path("run", run), values.path("root", root))
+    [opened] = find_runs([values.name_or_path("run", run)], values.path("root", root), finished=False)
+    return opened
 
 
 @overload
@@ -94,8 +95,6 @@ def compare(
     outcome: str | None = None,
     margin: float | None = None,
     pair_seeds: bool = False,
-    given: Sequence[GivenRun] = (),
-    changes_from: Sequence[GivenRun] = (),
     anytime: bool = False,
     watch: int = 1,
     root: str | Path = RUNS,
@@ -109,8 +108,6 @@ def compare(
     outcome: str | None = None,
     margin: float | None = None,
     pair_seeds: bool = False,
-    given: Sequence[GivenRun] = (),
-    changes_from: Sequence[GivenRun] = (),
     anytime: bool = False,
     watch: int = 1,
     root: str | Path = RUNS,
@@ -128,9 +125,6 @@ def compare(
         margin: an acceptable loss of B, as a fraction or in the outcome's unit; `Comparison.margin` says whether B is
             not worse by more, or equivalent.
         pair_seeds: whether the n-th runs of all groups have the same seed, that is the same order of data.
-        given: earlier runs of related checkpoints on all documents, A's among them if there is one, from which the
-            difference of two runs on a sample borrows strength.
-        changes_from: two runs, from which the changes of two runs are compared: a quantised model's from the exact one.
         anytime: whether intervals hold at every look at a growing sample (`--sample` of the same seed).
         watch: number of pairs of checkpoints that are looked at, at all of which intervals hold.
         root: folder of run folders, in which names are looked up.
@@ -145,19 +139,14 @@ def compare(
     for name, members in (groups or {}).items():
         if isinstance(members, (str, Path, Run)):
             raise UsageError(f"groups: '{name}' is one run; give a list of runs")
-    singles = [_finished(run, root) for run in runs]
-    named = [(name, [_finished(run, root) for run in members]) for name, members in (groups or {}).items()]
+    given = [*runs, *(run for members in (groups or {}).values() for run in members)]
+    names = [run if isinstance(run, Run) else values.name_or_path("run", run) for run in given]
+    opened = iter(find_runs(names, values.path("root", root)))
+    singles = [next(opened) for _ in runs]
+    named = [(name, [next(opened) for _ in members]) for name, members in (groups or {}).items()]
     sides, looks = sides_of(singles, named), Looks(anytime, values.whole("watch", watch, 1))
-    earlier, bases = ([_finished(run, root) for run in runs] for runs in (given, changes_from))
-    key = outcome_key(outcome, rule)
-    comparisons = compare_sides(sides, key, margin, pair_seeds, looks=looks, given=earlier, bases=bases)
+    comparisons = compare_sides(sides, outcome_key(outcome, rule), margin, pair_seeds, looks=looks)
     return comparisons[0] if len(comparisons) == 1 else comparisons
-
-
-def _finished(given: GivenRun, root: str | Path) -> Run:
-    run = given if isinstance(given, Run) else load_run(given, root)
-    run.require_finished()
-    return run
 
 
 def compare_sides(
@@ -167,8 +156,6 @@ def compare_sides(
     in_pairs: bool = False,
     in_points: bool = False,
     looks: Looks = ONCE,
-    given: Sequence[Run] = (),
-    bases: Sequence[Run] = (),
 ) -> list[Comparison]:
     """Compare the first side with each other one; `in_points`: of shares the margin is in percentage points."""
     if len(sides) < 2:
@@ -176,18 +163,7 @@ def compare_sides(
         raise UsageError(f"{alone}name two runs or groups, or more (evalkit ls runs lists the runs)")
     baseline, *others = sides
     graded: dict[str, Comparable] = {}
-    if given and any(len(side.runs) > 1 for side in sides):
-        raise UsageError("--given is for single runs: of several seeds or checkpoints their number limits the error")
-    if len({run.folder for run in given}) < len(given):
-        raise UsageError("--given names a run twice; remove one")
-    if given:
-        pair(baseline, Side("earlier runs", tuple(given)), graded)  # which raises if they are not measured alike
-    earlier = tuple(graded[str(run.folder)] for run in given)
-    if bases:
-        pairings = [pair_changes(baseline, other, bases, graded) for other in others]
-    else:
-        pairings = [pair(baseline, other, graded, in_pairs) for other in others]
-    pairings = [replace(each, looks=looks, given=earlier) for each in pairings]
+    pairings = [replace(pair(baseline, other, graded, in_pairs), looks=looks) for other in others]
     key, own = rule_of(pairings, rule)
     if margin is not None and in_points and pairings[0].measure(key).is_share:
         margin /= 100
@@ -254,10 +230,6 @@ def compare_pairing(
         seeds = max(pairing.a.trainings, pairing.b.trainings)
         worth = autocorrelation_sentence(last, [autocorrelation(pairing.windows(rule), seeds)])
         claim = replace(claim, sentence=f"{claim.sentence} {worth}")
-    if pairing.of_changes:
-        from_a, from_b = (run.run.folder.name for run in pairing.graded[2:])
-        about = f"Scores are changes: of {pairing.a.name} from {from_a}, of {pairing.b.name} from {from_b}."
-        claim = replace(claim, sentence=f"{about} {claim.sentence}")
     labels = {task: pairing.label(task) for task in (*pairing.names, *pairing.left_out)}
     for task, layer in product([*labels], measure.layers):
         labels[line_name(task, layer)] = line_label(labels[task], layer)
@@ -281,10 +253,15 @@ def compare_pairing(
         sides=sides,
         looks=pairing.looks,
         length_ratio=length_ratio(look_at_average(lines).level(ALPHA / sides), ALPHA / sides, averages[-1].freedom),
-        given=tuple(run.run.folder.name for run in pairing.given),
-        worth=worth_of(lines) if pairing.given else None,
         margin=None if margin is None else margin_verdict(tested, margin),
+        remarks=tuple(dict.fromkeys(_remarks(pairing))),
     )
+
+
+def _remarks(pairing: Pairing) -> Iterator[str]:
+    for side in (pairing.a, pairing.b):
+        for run in side.runs:
+            yield from (f"{side.name}: {note}" for note in loading_notes(run.manifest))
 
 
 def margin_verdict(lines: Sequence[ScoredLine], margin: float) -> MarginVerdict:
@@ -378,7 +355,7 @@ def _continuous(pairing: Pairing, rule: str, of_rule: Sequence[ScoredLine]) -> C
         [line for line in of_rule if line.paired.task in pairing.names],
     )
     # The ratio is that of a single look at documents alone
-    is_plain = average.spread is None and pairing.looks == ONCE and not pairing.given
+    is_plain = average.spread is None and pairing.looks == ONCE
     ratio = efficiency(kept, lines) if is_plain else None
     _, low, high = ratio or (None, None, None)
     return ContinuousEvidence(outcome, lines[0].measure, average, left_out, low, None if high == math.inf else high)

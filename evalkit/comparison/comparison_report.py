@@ -12,10 +12,9 @@ from typing import Any
 
 from evalkit.benchmarks.outcomes import scale_of
 from evalkit.comparison.differences import TOO_FEW, UNDECIDED, Comparison, TaskDifference
-from evalkit.comparison.line import GIVEN, PAIRS, SEEDS, SIGN_FLIP
+from evalkit.comparison.line import PAIRS, SEEDS, SIGN_FLIP
 from evalkit.comparison.sentences import (
     continuous_sentence,
-    given_sentence,
     headline,
     label,
     looks_sentence,
@@ -26,6 +25,7 @@ from evalkit.comparison.sentences import (
     prompts_sentence,
     tasks_sentence,
 )
+from evalkit.data.requests import is_macro
 from evalkit.escape import counted
 from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
@@ -41,10 +41,6 @@ _SEEDS_NOTE = (
 _PAIRS_NOTE = (
     "p: t over pairs of runs and documents, which are crossed: the n-th runs of both sides have one seed, so that only "
     "what a seed does to their difference is an error; declare this before results are seen"
-)
-_GIVEN_NOTE = (
-    "A and B are means of the sample; differences are the regression estimator over all documents of the earlier runs, "
-    "from their scores of each document; p: t, with a degree of freedom less for each earlier run"
 )
 _PROMPT_NOTES = (
     "mean over prompts: of each document the mean of its values under its prompts (1 or 0: right or wrong)",
@@ -81,8 +77,11 @@ def _one_comparison(compared: Comparison, b: str) -> Report:
     tables += [_rules(compared, b)] if len(compared.rules) > 1 else []
     prompts = prompts_sentence(compared) if compared.measure.alternatives == "prompt" else None
     first = (headline(compared), margin_sentence(compared), looks_sentence(compared), tasks_sentence(compared))
-    sentences = (*first, given_sentence(compared), prompts, continuous_sentence(compared), compared.claim.sentence)
-    return Report(tuple(tables), tuple(filter(None, sentences)), tuple(facts), tuple(_notes(compared, b)))
+    claim = compared.claim
+    last = None if claim.sentence == claim.caution else claim.sentence
+    sentences = tuple(filter(None, (*first, prompts, continuous_sentence(compared), last)))
+    caution = (claim.caution,) * bool(claim.caution)
+    return Report(tuple(tables), sentences, tuple(facts), tuple(_notes(compared, b)), caution=caution)
 
 
 def _records(compared: Comparison) -> Iterator[dict[str, Any]]:
@@ -178,8 +177,6 @@ def _notes(compared: Comparison, b: str) -> Iterator[str]:
     yield _family(compared)
     if seeds:
         yield _PAIRS_NOTE if tasks[0].test == PAIRS else _SEEDS_NOTE
-    elif tasks[0].test == GIVEN:
-        yield _GIVEN_NOTE
     else:
         test = "exact McNemar"
         if graded := [task for task in tasks if task.test == SIGN_FLIP and measure.graded]:
@@ -206,9 +203,11 @@ def _notes(compared: Comparison, b: str) -> Iterator[str]:
         listed = ", ".join(f"{label(compared, task.name)} {task.sources:,}" for task in clustered)
         exact = "exact " * (not measure.graded)
         tested = f", p: the larger of the {exact}sign-flip test's over whole sources and the interval's t"
-        yield f"†: documents share sources ({listed}): clustered error{tested * (not seeds and tasks[0].test != GIVEN)}"
+        yield f"†: documents share sources ({listed}): clustered error{tested * (not seeds)}"
     if strata := [task for task in tasks if task.strata > 1]:
         yield f"stratified by subject: {', '.join(label(compared, task.name) for task in strata)}"
+    if macro := [label(compared, task.name) for task in strata if is_macro(task.name)]:
+        yield f"mean over subjects, each of which counts the same: {', '.join(macro)}"
     if measure.alternatives == "prompt":
         yield from _PROMPT_NOTES
     evidence = "documents and runs" if any(task.spread for task in tasks) else "documents"
@@ -232,3 +231,4 @@ def _notes(compared: Comparison, b: str) -> Iterator[str]:
         yield f"not compared ({reason}): {', '.join(left_out)}"
     if not all(task.official for task in tasks):
         yield "*: not the official documents of the task"
+    yield from compared.remarks

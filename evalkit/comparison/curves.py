@@ -23,6 +23,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import ACCURACY
+from evalkit.runs.traits import selection_words
 from evalkit.stats.adjusted import at_least_task_intervals, pooled, size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.estimates import Estimate, average, interval, mean
 from evalkit.stats.significance import cluster_sums
@@ -53,6 +54,8 @@ class Curve:
     tasks: dict[str, tuple[Point, ...]]
     documents: dict[str, int]
     """Of each task, those that all checkpoints have."""
+    selection: str
+    """Which documents these are, in words."""
     chance: dict[str, float]
     """Accuracy of a uniform guess on each task, and on average; empty where there are no choices."""
     average: tuple[Point, ...]
@@ -88,7 +91,10 @@ def curve(side: Side, rule: str | None = None, steps_of_runs: Sequence[int] | No
     averages = [_average(of_step, measure, samples) for of_step in zip(*whole, strict=True)]
     mean_of_tasks = _points(by_step, averages, measure)
     runs = tuple(str(run.folder) for run in by_step.values())
-    return Curve(side.name, model or side.name, rule, measure, runs, tasks, counts, chance, mean_of_tasks, labels)
+    selection = " and ".join(dict.fromkeys(selection_words(run) or "all documents" for run in by_step.values()))
+    return Curve(
+        side.name, model or side.name, rule, measure, runs, tasks, counts, selection, chance, mean_of_tasks, labels
+    )
 
 
 def _by_step(runs: Sequence[Run], steps: Sequence[int | None]) -> dict[int, Run]:
@@ -182,4 +188,12 @@ def curve_report(curves: Sequence[Curve]) -> Report:
             about |= scale_of(training.measure)
             records += [about | asdict(point) for point in points]
     content = {"curves": [asdict(training) for training in curves]}
-    return Report(tuple(tables), tuple(verdict), notes=(curves[0].measure.words,), content=content, records=records)
+    notes = (curves[0].measure.words, *dict.fromkeys(map(_documents, curves)))
+    return Report(tuple(tables), tuple(verdict), notes=notes, content=content, records=records)
+
+
+def _documents(training: Curve) -> str:
+    """Return which documents the points of a curve are of, and n of each task."""
+    sizes = {training.labels[task].short: f"{n:,}" for task, n in training.documents.items()}
+    listed = ", ".join(f"{label} {n}" for label, n in sizes.items())
+    return f"{training.selection}, those that all checkpoints have; n: {listed}"

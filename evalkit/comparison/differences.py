@@ -179,11 +179,9 @@ class Comparison:
     """Those at which intervals and p values hold."""
     length_ratio: float = 1.0
     """How many times as long the interval of the average is for that as that of a single look."""
-    given: tuple[str, ...] = ()
-    """Earlier runs from which the differences borrow strength."""
-    worth: float | None = None
-    """How many times as many documents give the average the same error without them; None: unknown, or no such run."""
     margin: MarginVerdict | None = None
+    remarks: tuple[str, ...] = ()
+    """What loading the models reported, after the names of their sides."""
 
     def __repr__(self) -> str:
         average = f"average {self.average.difference:+.4g}: {self.average.verdict}"

@@ -14,7 +14,6 @@ from functools import cached_property
 import numpy as np
 
 from evalkit.benchmarks.outcomes import Label, Measure
-from evalkit.comparison.borrowing import Borrowed, borrowed
 from evalkit.comparison.differences import TOO_FEW, AverageDifference, Difference, TaskDifference, verdict_of
 from evalkit.comparison.pairing import PairedTask, Pairing, sample_names
 from evalkit.stats import adjusted as adjusting
@@ -24,7 +23,7 @@ from evalkit.stats.power import ALPHA, detectable, mcnemar_detectable, sign_flip
 from evalkit.stats.sequential import FIRST, ONCE, Look, Looks
 
 MCNEMAR, SIGN_FLIP, SEEDS = "McNemar", "sign flip and t", "t over seeds and documents"
-PAIRS, GIVEN = "t over pairs of seeds and documents", "t of the regression on earlier runs"
+PAIRS = "t over pairs of seeds and documents"
 
 
 class ScoredLine:
@@ -32,7 +31,7 @@ class ScoredLine:
 
     `layer` is None if a document has one score, or for the mean over layers. `in_pairs`: the n-th run of A and that of
     B have the same seed, so that what the seed does to both is no error of their difference. Its p value and interval
-    hold at all `looks`. `given` are the scores of earlier runs, from which the difference of two runs borrows strength.
+    hold at all `looks`.
     """
 
     def __init__(
@@ -44,24 +43,16 @@ class ScoredLine:
         layer: int | None = None,
         in_pairs: bool = False,
         looks: Looks = ONCE,
-        given: Borrowed | None = None,
     ) -> None:
         self.paired, self.a, self.b, self.measure, self.layer = paired, a, b, measure, layer
         self.look = Look(looks, paired.n / min(FIRST, paired.total or FIRST))
         self.in_pairs, self.name = in_pairs, line_name(paired.task, layer)
         self.differences = b.mean(axis=0) - a.mean(axis=0)
         self.won, self.lost = int((self.differences > 0).sum()), int((self.differences < 0).sum())
-        self.documents = self.alone = mean(self.differences, paired.clusters, paired.strata)
-        # Adjusted differences have no size by which a document could be won or lost
-        raw = self.differences
-        if given is not None:
-            self.differences, explained = given.adjusted(raw)
-            residual = mean(self.differences, paired.clusters, paired.strata)
-            self.documents = given.with_errors(residual, explained, paired.sources)
+        self.documents = mean(self.differences, paired.clusters, paired.strata)
         self.sums = significance.cluster_sums(self.differences, paired.clusters)
         self.weights = significance.cluster_sums(np.ones(paired.n), paired.clusters)
-        sums = significance.cluster_sums(raw, paired.clusters)
-        self.size = adjusting.size_of_differences(sums, self.weights, measure.span)
+        self.size = adjusting.size_of_differences(self.sums, self.weights, measure.span)
         # Without bounds no interval near them can be too short, but a long tail can be
         self.adjusted = self.documents._replace(skewness=skewness(self.differences, paired.clusters, paired.strata))
         if measure.bounds:
@@ -73,8 +64,6 @@ class ScoredLine:
         self.test = MCNEMAR if measure.is_share and independent else SIGN_FLIP
         if several:
             self.test = PAIRS if in_pairs else SEEDS
-        elif given is not None:
-            self.test = GIVEN
         self.has_too_few = paired.n < measure.least_documents
 
     @property
@@ -113,8 +102,6 @@ class ScoredLine:
             return mcnemar_detectable(self.paired.n, self.won + self.lost, level)
         span = self.measure.span
         smooth = detectable(self.adjusted, self.spread, span, level)
-        if self.test == GIVEN:
-            return smooth
         sampled = self.test == SIGN_FLIP and np.count_nonzero(self.sums) > significance.ENUMERATED
         if sampled and level < 1 / (significance.DRAWS + 1):  # no sampled p value is below it
             return None
@@ -154,24 +141,16 @@ class ScoredLine:
         )
 
 
-def line_of(
-    pairing: Pairing,
-    task: PairedTask,
-    rule: str,
-    layer: tuple[int, int] | None = None,
-    given: Borrowed | None = None,
-) -> ScoredLine:
+def line_of(pairing: Pairing, task: PairedTask, rule: str, layer: tuple[int, int] | None = None) -> ScoredLine:
     """Return the line of a task's documents, or of one layer of them: its index and its number."""
     index, number = layer or (None, None)
     scores = pairing.scores(task, rule, index)
-    return ScoredLine(task, *scores, pairing.measure(rule), number, pairing.in_pairs, pairing.looks, given)
+    return ScoredLine(task, *scores, pairing.measure(rule), number, pairing.in_pairs, pairing.looks)
 
 
 def by_task(pairing: Pairing, rule: str) -> list[ScoredLine]:
     """Return a line for each task; for a measure with layers, of each document's mean over them."""
-    first, earlier = pairing.graded[0], pairing.given
-    given = [borrowed(task, first, earlier, rule) if earlier else None for task in pairing.tasks]
-    return [line_of(pairing, task, rule, None, each) for task, each in zip(pairing.tasks, given, strict=True)]
+    return [line_of(pairing, task, rule) for task in pairing.tasks]
 
 
 def average_difference(
@@ -268,15 +247,6 @@ def line_name(task: str, layer: int | None) -> str:
 def line_label(label: Label, layer: int | None) -> Label:
     """Return the printed label of a line."""
     return label if layer is None else Label(*(f"{text}, layer {layer}" for text in label))
-
-
-def worth_of(lines: Sequence[ScoredLine]) -> float | None:
-    """Return how many times as many documents give an average the same error without earlier runs; None: unknown."""
-    samples = samples_of(lines)
-    alone, given = (
-        average([getattr(line, name) for line in lines], samples).variance for name in ("alone", "documents")
-    )
-    return alone / given if given > 0 else None
 
 
 def nan_to_none(value: float) -> float | None:

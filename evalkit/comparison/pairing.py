@@ -7,7 +7,7 @@ Runs that cannot be paired raise an error that names them; documents that are dr
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from evalkit.benchmarks.registry import benchmark_of
 from evalkit.comparison.sides import Side, check_pairs
 from evalkit.errors import UsageError
 from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.score_table import MARGIN, sources_of, with_default_rule
+from evalkit.runs.score_table import MARGIN, sources_of, weighted, with_default_rule
 from evalkit.runs.traits import is_imported, unofficial
 from evalkit.stats.estimates import Codes, Floats
 from evalkit.stats.sequential import ONCE, Looks
@@ -76,10 +76,6 @@ class Pairing:
     """Whether the n-th runs of both sides have the same seed, declared before their results were seen."""
     looks: Looks = ONCE
     """Those at which intervals and p values hold."""
-    given: tuple[Comparable, ...] = ()
-    """Earlier runs from which the difference borrows strength (`borrowing`)."""
-    of_changes: bool = False
-    """Whether a score is the change from a run of the same side, which are the last two of `graded`."""
 
     @property
     def names(self) -> list[str]:
@@ -108,20 +104,13 @@ class Pairing:
                 differ = f"is of {mine} in run {self.graded[0].run.folder.name} and of {theirs} in run"
                 raise UsageError(f"{first.name} {differ} {graded.run.folder.name}; compare one layer: --rule {name}@-1")
         # An imported log may not say which direction is better, where another run does
-        chosen = next((measure for measure in measures if measure.higher_is_better is not None), first)
-        if not self.of_changes:
-            return chosen
-        bounds, words = chosen.bounds and (-chosen.span, chosen.span), f"change of {chosen.words}"
-        if chosen.is_share:
-            words = f"{words.partition(';')[0]}; changes are fractions"
-        name, unit = f"change of {chosen.name}", f"change, {chosen.unit}"
-        return replace(chosen, words=words, name=name, graded=True, bounds=bounds, unit=unit)
+        return next((measure for measure in measures if measure.higher_is_better is not None), first)
 
     def scores(self, task: PairedTask, rule: str, layer: int | None = None) -> tuple[Floats, Floats]:
         """Return ([runs of A, n], [runs of B, n]) scores of a task's documents.
 
-        Of sides with several checkpoints of each training, a run is their mean. `layer` is the index of one of the
-        measure's layers; None: each document's mean over them.
+        Their mean is the task's score (`weighted`). Of sides with several checkpoints of each training, a run is their
+        mean. `layer` is the index of one of the measure's layers; None: each document's mean over them.
         """
         a, b = (scores.mean(axis=1) for scores in self._by_checkpoint(task, rule, layer))
         return a, b
@@ -136,8 +125,8 @@ class Pairing:
         """Return of A and of B [trainings, checkpoints, n] scores."""
         scores = [graded.by_rule(rule)[rows] for graded, rows in zip(self.graded, task.rows, strict=True)]
         scores = [of if of.ndim == 1 else of.mean(axis=1) if layer is None else of[:, layer] for of in scores]
-        if self.of_changes:
-            scores = [scores[0] - scores[2], scores[1] - scores[3]]
+        documents = self.graded[0].documents.iloc[task.rows[0]]
+        scores = [weighted(of, documents) for of in scores]
         count, n = len(self.a.runs), task.n
         sides = zip((self.a, self.b), (scores[:count], scores[count:]), strict=True)
         return [np.stack(of_side).reshape(side.trainings, side.each, n) for side, of_side in sides]
@@ -203,19 +192,6 @@ def pair(a: Side, b: Side, graded: dict[str, Comparable], in_pairs: bool = False
     return Pairing(a, b, tuple(_paired(of_runs, shared)), left_out, of_runs, in_pairs and len(a.runs) > 1)
 
 
-def pair_changes(a: Side, b: Side, bases: Sequence[Run], graded: dict[str, Comparable]) -> Pairing:
-    """Pair the changes of two sides of one run each, from the run of `bases` that belongs to each.
-
-    Raises `UsageError` as `pair`, or if a side has several runs.
-    """
-    if len(a.runs) > 1 or len(b.runs) > 1 or len(bases) != 2:
-        raise UsageError(
-            "changes are of two single runs, each from one other run: --from RUN --from RUN, in their order"
-        )
-    of_all = pair(Side(a.name, (*a.runs, *b.runs)), Side("from", tuple(bases)), graded)
-    return replace(of_all, a=a, b=b, of_changes=True)
-
-
 def check_same_documents(a: Run, b: Run, task: str, by_content: bool = False) -> None:
     """Raise a `UsageError` if the documents of a task differ between two runs (`document_difference`)."""
     if difference := document_difference(a, b, task, by_content):
@@ -227,7 +203,7 @@ def check_same_documents(a: Run, b: Run, task: str, by_content: bool = False) ->
 def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[PairedTask]:
     for task in tasks:
         tables = [of_run.documents[of_run.documents["task"] == task] for of_run in graded]
-        indices, dropped = _indices(tables, identity_of(task, tables, graded))
+        indices, dropped = _indices(tables, _identity_of(task, tables, graded))
         if not len(indices[0]):
             raise UsageError(f"task {task}: the runs have no document in common; run both on the same documents")
         first, *others = chosen = [table.iloc[index] for table, index in zip(tables, indices, strict=True)]
@@ -245,7 +221,7 @@ def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[Paired
         yield PairedTask(task, clusters, strata, rows, dropped, official, total, graded[0].sample_of(task))
 
 
-def identity_of(task: str, tables: list[pd.DataFrame], graded: tuple[Comparable, ...]) -> str:
+def _identity_of(task: str, tables: list[pd.DataFrame], graded: tuple[Comparable, ...]) -> str:
     """Return the column that identifies a document: its content where all runs have it, else its number."""
     having = [CONTENT in table for table in tables]
     if any(having) and not all(having) and any(is_imported(of_run.run.manifest) for of_run in graded):

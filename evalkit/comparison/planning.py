@@ -140,7 +140,9 @@ def plan_pairing(pairing: Pairing, rule: str | None, difference: float | None) -
                 lines = by_task(replace(kept, in_pairs=False), of)
                 unpaired.append(OutcomePlan(f"{title}, unpaired", lines, totals, expected))
     suite, _ = _benchmark(pairing, plans[0].lines)
-    return _report(plans, suite, min(counts), continuous_sentence(compare_pairing(pairing, key)), unpaired)
+    compared = compare_pairing(pairing, key)
+    report = _report(plans, suite, min(counts), continuous_sentence(compared), unpaired)
+    return report.with_caution(compared.claim.caution)
 
 
 def plan_guess(

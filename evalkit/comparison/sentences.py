@@ -22,6 +22,7 @@ from evalkit.comparison.differences import (
     tally,
 )
 from evalkit.reporting.decimals import fixed, percent
+from evalkit.stats.estimates import known_error
 from evalkit.stats.significance import Spread
 
 _LEAST_P = 0.0005
@@ -50,7 +51,7 @@ class Unit:
         return fixed(score, (self.places or 0) + more, signed)
 
     def error(self, stderr: float | None) -> str:
-        return self.value(stderr, more=1)
+        return self.value(None if stderr is None else known_error(stderr), more=1)
 
     def difference(self, difference: float) -> str:
         return self.value(difference, signed=True)
@@ -100,7 +101,7 @@ def label(compared: Comparison, name: str) -> str:
 
 
 def headline(compared: Comparison) -> str:
-    """Return the primary verdict as a sentence: that on the average of the chosen outcome."""
+    """Return the primary verdict, on the average of the chosen outcome, after what else differs than checkpoints."""
     a, b, average, unit = compared.a, compared.b, compared.average, page_unit(compared)
     shown = f"{b} is {average.verdict} than {a}"
     if average.verdict == TOO_FEW:
@@ -110,7 +111,7 @@ def headline(compared: Comparison) -> str:
     numbers = unit.words(average, f" over {compared.sides} sides" * (compared.sides > 1))
     if average.verdict == UNDECIDED and average.detectable is not None:
         numbers += f"; could show {unit.value(average.detectable)}"
-    return f"Primary verdict: {shown}; {_primary(compared)} {numbers}."
+    return f"{compared.claim.caution} Primary verdict: {shown}; {_primary(compared)} {numbers}.".lstrip()
 
 
 def looks_sentence(compared: Comparison) -> str | None:
@@ -122,16 +123,6 @@ def looks_sentence(compared: Comparison) -> str | None:
         return None
     longer = f"that of the average is {fixed(compared.length_ratio, 2)} times as long as that of a single look"
     return f"Intervals and p values hold together at {' and at '.join(at)}; {longer}."
-
-
-def given_sentence(compared: Comparison) -> str | None:
-    """Return from which earlier runs the differences borrow strength, and how much; None without any."""
-    if not compared.given:
-        return None
-    sentence = f"Differences borrow strength from the scores of {', '.join(compared.given)}"
-    if compared.worth is None:
-        return f"{sentence}."
-    return f"{sentence}: the average has the error of {fixed(compared.worth, 2)} times as many documents."
 
 
 def _primary(compared: Comparison) -> str:

@@ -7,21 +7,21 @@ twice; and a `Claim`: about checkpoints, settings, or, with several seeds of eac
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import product
 from math import isnan
 from pathlib import Path
 from statistics import median
 from typing import TypeAlias
 
 from evalkit.benchmarks.differences import differences
+from evalkit.comparison.naming import settings_words
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.escape import counted, printable
 from evalkit.inputs.reading import MOST_TEXT_BYTES, read_json
 from evalkit.reporting.decimals import fixed
-from evalkit.runs.finding import find_runs, is_completed, is_generic, only_run, settings_words
+from evalkit.runs.finding import is_generic
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import Trait, checkpoint_of, model_differences, same_checkpoint
 from evalkit.stats.noise import Bounded, independent_checkpoints
@@ -31,6 +31,9 @@ _SCALE = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
 _SEED = re.compile(r"seed[-_= ]?(\d+)")
+_SUBJECTS = {"limit": "sample", "quantisation": "rounding", "scoring version": "evalkit version"}
+_SUBJECTS |= dict.fromkeys(("template", "template's text", "prompts", "solved examples", "prompt tokens"), "prompt")
+"""Setting → what a claim is about, if two sides differ in it."""
 
 
 def check_pairs(a: Side, b: Side) -> None:
@@ -92,67 +95,9 @@ class Side:
 Group: TypeAlias = tuple[str, Sequence[Run]]
 
 
-@dataclass(frozen=True)
-class NamedRuns:
-    """The runs that references on the command line mean."""
-
-    singles: list[Run]
-    groups: list[Group]
-    notes: list[str]
-    """A sentence about each name that matches several runs."""
-
-
-def find_alike(
-    given: Sequence[str],
-    groups: Sequence[str],
-    root: Path,
-    usable: Callable[[Run], bool] = lambda _: True,
-    is_strict: bool = False,
-) -> NamedRuns:
-    """Find the run that each reference means: of several, those that are measured alike, on the same documents.
-
-    Of several such sets it is the first in the order of `finding.find_runs`; without one, the first run of each name.
-    `groups` are "NAME=run,run,…". With `is_strict` a name of several runs raises a `UsageError`.
-    """
-    read = list(map(read_group, groups))
-    names = list(dict.fromkeys([*given, *(name for _, members in read for name in members)]))
-    matching = {name: find_runs(name, root, usable) for name in names}
-    if is_strict:
-        for name, runs in matching.items():
-            only_run(name, root, runs)
-    chosen = dict(zip(names, _alike([*matching.values()]), strict=True))
-    notes = []
-    for name, run in chosen.items():
-        others = len(matching[name]) - 1
-        if others or is_completed(run, name):
-            about = ", ".join(filter(None, (run.suite, *settings_words(run))))
-            notes.append(f"{name}: {run.folder.name} ({about})" + f", of {others + 1} runs that match" * bool(others))
-    of_groups: list[Group] = [(name, [chosen[member] for member in members]) for name, members in read]
-    return NamedRuns([chosen[name] for name in given], of_groups, notes)
-
-
-def _alike(matching: Sequence[Sequence[Run]]) -> list[Run]:
-    """Return one of each name's runs: the first that are all measured as one of the first name's, or of its suite."""
-    if any(len(runs) > 1 for runs in matching):
-        for fits, first in product((_are_alike, _have_suite), matching[0]):
-            chosen = [next((run for run in runs if fits(first, run)), None) for runs in matching[1:]]
-            if None not in chosen:
-                return [first, *filter(None, chosen)]
-    return [runs[0] for runs in matching]
-
-
-def _have_suite(a: Run, b: Run) -> bool:
-    return (a.kind, a.suite) == (b.kind, b.suite) and a.folder != b.folder
-
-
-def _are_alike(a: Run, b: Run) -> bool:
-    """Whether two runs are of one suite and documents, without a difference that tables refuse."""
-    return _have_suite(a, b) and not any(mine.refused for mine, _ in differences(a, b))
-
-
-def find_trainings(runs: NamedRuns) -> list[Side]:
+def trainings_of(singles: Sequence[Run], groups: Sequence[Group]) -> list[Side]:
     """Return the trainings of a curve: all single runs are one training, and each group is one."""
-    trainings, singles = list(runs.groups), runs.singles
+    trainings = list(groups)
     if singles:
         folders = {str(run.manifest["model"]).rstrip("/").rpartition("/")[0].rpartition("/")[2] for run in singles}
         common = folders.pop() if len(folders) == 1 else ""
@@ -202,7 +147,8 @@ def check_unique(sides: Sequence[Side]) -> None:
     runs = {run.manifest["id"]: run.folder.name for side in sides for run in side.runs}
     ids = [run.manifest["id"] for side in sides for run in side.runs]
     if twice := [identity for identity in ids if ids.count(identity) > 1]:
-        raise UsageError(f"run {runs[twice[0]]} is named twice; a run cannot be compared with itself; remove one")
+        why = "one checkpoint under the same settings, so that nothing can differ"
+        raise UsageError(f"two sides are one run, {runs[twice[0]]}: {why}; remove one")
     names_of_sides = [side.name for side in sides]
     if alike := [name for name in names_of_sides if names_of_sides.count(name) > 1]:
         raise UsageError(f"two sides are called '{alike[0]}'; give the groups different names")
@@ -246,6 +192,8 @@ class Claim:
     sentence: str
     settings: Mapping[str, tuple[str, str]]
     """Setting that differs besides the checkpoint → (A's values, B's); several values if a side's own runs differ."""
+    caution: str = ""
+    """First sentence of every verdict, where A and B differ in more than the checkpoint; else empty."""
 
 
 def claim_of(a: Side, b: Side, in_pairs: bool = False) -> Claim:
@@ -259,11 +207,21 @@ def claim_of(a: Side, b: Side, in_pairs: bool = False) -> Claim:
             runs = " and ".join(run.folder.name for run in pair)
             raise UsageError(f"group {side.name}: runs {runs} have the same checkpoint; remove one")
         check_uniform(side)
-    settings, counts, last = _differing(a, b), (a.trainings, b.trainings), a.each
+    settings, refused = _differing(a, b)
+    subjects = list(dict.fromkeys(map(_subject, refused)))
+    listed = ", ".join(f"{name} ({' | '.join(settings[name])})" for name in refused)
     if {checkpoint_of(run) for run in a.runs} == {checkpoint_of(run) for run in b.runs}:
-        what = " and ".join(settings) or "its location"
-        sentence = f"Both are the same checkpoint, so the claim is about {what}, not about models."
-        return Claim("setting", sentence, settings)
+        what = f"the {_joined(subjects)}" if subjects else _joined([*settings]) or "its location"
+        sentence = f"The claim is about {what}, not about models: {a.name} and {b.name} are the same checkpoint"
+        sentence += f" under {listed}." if listed else "."
+        return Claim("setting", sentence, settings, sentence)
+    caution = ""
+    if together := [subject for subject in subjects if subject != "sample"]:
+        about = _joined(["checkpoint", *together])
+        caution = f"The claim is about {about} together: {a.name} and {b.name} differ in {listed}."
+    elif subjects:
+        caution = f"Only the common documents of two samples are compared: {listed}."
+    counts, last = (a.trainings, b.trainings), a.each
     few = "; with two pairs" if in_pairs else "; with two seeds of a side"
     few = f"{few} the spread is hardly known, so only large differences show" if 2 in counts else ""
     if counts == (1, 1) and last > 1:
@@ -271,8 +229,9 @@ def claim_of(a: Side, b: Side, in_pairs: bool = False) -> Claim:
         sentence = f"The claim is about the means of these {last} checkpoints of two trainings: {covered}"
         sentence += "; a claim about training noise needs seeds."
     elif counts == (1, 1):
-        kind, unknown = "checkpoints", "could score differently, and one run does not show by how much"
-        sentence = f"The claim is about these two checkpoints: another seed of either {unknown}."
+        kind, about = "checkpoints", "These are two single" if caution else "The claim is about these two"
+        unknown = "could score differently, and one run does not show by how much"
+        sentence = f"{about} checkpoints: another seed of either {unknown}."
     elif 1 in counts:
         alone, many = (a, b) if counts[0] == 1 else (b, a)
         what = "training" if last > 1 else "checkpoint"
@@ -290,7 +249,7 @@ def claim_of(a: Side, b: Side, in_pairs: bool = False) -> Claim:
         kind, errors = "architectures", f"other seeds ({seeds} here) and other documents"
         sentence = f"The claim is about two architectures: the errors cover {errors}{few}."
         sentence += f" A seed's score is the mean of its last {last} checkpoints." * (last > 1)
-    return Claim(kind, sentence, settings)
+    return Claim(kind, sentence, settings, caution)
 
 
 def autocorrelation_sentence(last: int, estimates: Sequence[Bounded]) -> str:
@@ -318,8 +277,18 @@ def check_uniform(side: Side, may_differ: Collection[str] = ()) -> None:
             raise UsageError(f"{mixed}: {first.folder.name} and {run.folder.name} differ in {', '.join(differing)}")
 
 
-def _differing(a: Side, b: Side) -> dict[str, tuple[str, str]]:
-    """Return the settings that differ between any two runs → (A's values, B's)."""
+def _joined(words: Sequence[str]) -> str:
+    """Return "a", "a and b", or "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def _subject(setting: str) -> str:
+    """Return what a claim is about, if two sides differ in a setting."""
+    return "prompt" if setting.startswith("examples of ") else _SUBJECTS.get(setting, setting)
+
+
+def _differing(a: Side, b: Side) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """Return the settings that differ between any two runs → (A's values, B's); and those that tables refuse."""
     # Of each run the settings that differ from those of A's first; the rule is the same for all runs of a comparison
     of_a, of_b = ([differences(a.runs[0], run) for run in side.runs] for side in (a, b))
     of_first = {mine.name: mine.value for pairs in of_a + of_b for mine, _ in pairs if mine.name != "rule"}
@@ -328,4 +297,6 @@ def _differing(a: Side, b: Side) -> dict[str, tuple[str, str]]:
         others = [{theirs.name: theirs.value for _, theirs in pairs} for pairs in of_runs]
         return ", ".join(dict.fromkeys(of_run.get(name, of_first[name]) for of_run in others))
 
-    return {name: (values(of_a, name), values(of_b, name)) for name in of_first}
+    refused = {mine.name for pairs in of_a + of_b for mine, _ in pairs if mine.refused}
+    settings = {name: (values(of_a, name), values(of_b, name)) for name in of_first}
+    return settings, [name for name in settings if name in refused]

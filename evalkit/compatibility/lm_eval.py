@@ -125,6 +125,20 @@ def processed_once() -> Iterator[None]:
         yield
 
 
+def reads_references(task: Any) -> bool:
+    """Whether lm-eval's own metrics compare the answers of a task with its references.
+
+    Not if the task has its own function of the results, or if a metric is a function or "bypass".
+    """
+    from lm_eval.api.task import ConfigurableTask
+
+    if type(task).process_results is not ConfigurableTask.process_results:
+        return False
+    names = [entry["metric"] for entry in task.config.metric_list or ()]
+    has_own = callable(task.config.process_results) or any(callable(name) for name in names)
+    return not has_own and "bypass" not in names
+
+
 @contextmanager
 def without_bars(bootstrapping: Callable[[str, int], None]) -> Iterator[None]:
     """Hide the progress bars of building requests and of bootstrapping within the block; they have no public switch.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -15,8 +16,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from evalkit.compatibility.names import replaced
+
 _COMPILED = "_orig_mod"
 _WRAPPED = "_original_forward"
+_ON_META = "_evalkit_on_meta"
 
 
 def uncompiled(module: Any) -> Any:
@@ -36,6 +40,38 @@ def unsaved_buffers(module: Any) -> Collection[str]:
     """Return the names of a module's own buffers that its state dict leaves out; torch has no public list."""
     names: Collection[str] = module._non_persistent_buffers_set
     return names
+
+
+@contextmanager
+def built_without_parameters() -> Iterator[None]:
+    """Build modules on the CPU within the block, as their code does, but for the numbers of their parameters.
+
+    Each parameter moves to the meta device as soon as a module has it. Memory that the code leaves uninitialised holds
+    NaN. torch's own way, `torch.device("meta")`, builds buffers and other tensors without numbers too.
+    """
+
+    def on_meta(parameter: Any) -> Any:
+        if type(parameter) is not torch.nn.Parameter or parameter.is_meta:
+            return parameter
+        # Modules may share the original parameter
+        if (known := vars(parameter).get(_ON_META)) is None:
+            known = torch.nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+            vars(known).update(vars(parameter))
+            setattr(parameter, _ON_META, known)
+        return known
+
+    def registering(original: Callable[..., None]) -> Callable[..., None]:
+        return lambda module, name, parameter: original(module, name, on_meta(parameter))
+
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    # With deterministic algorithms, torch fills the memory of new tensors
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with replaced(torch.nn.Module, register_parameter=registering), torch.device("cpu"):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
 
 
 def unwrap_forward(module: Any, keep_autocast: bool = False) -> None:

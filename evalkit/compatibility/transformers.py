@@ -6,15 +6,24 @@ why no public name serves.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import logging
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from evalkit.compatibility.names import replaced
 
+_CAPTURING = "transformers.utils.output_capturing"
+_OF_CHECKPOINTS = "transformers_modules."
+_LIBRARY = "transformers."
+_NAME = re.compile(r"""\.(\w+)|["']([\w.]+)["']""")
+"""Names that code can read from a config: attributes and strings."""
 _INPUT_GRADIENTS = "PreTrainedModel.enable_input_require_grads.<locals>.make_inputs_require_grads"
 
 
@@ -102,6 +111,36 @@ def config_class(kind: Any) -> Any:
     return CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None  # noqa: SIM401
 
 
+def declared_settings(kind: Any) -> Collection[str]:
+    """Return the settings that a config class declares: fields, parameters, other names of these, and attributes.
+
+    No public function lists them: a config also stores any other key that it is given.
+    """
+    declared = {field.name for field in dataclasses.fields(kind)} | {*dir(kind), *kind.attribute_map}
+    for base in kind.__mro__:
+        declared.update(inspect.signature(vars(base).get("__init__", object.__init__)).parameters)
+    return declared
+
+
+@cache
+def names_in_code(kind: Any) -> Collection[str]:
+    """Return the names that the files of a config class and of its models contain, as attributes or strings.
+
+    A class reads settings that it does not declare by name, from its keyword arguments or from a config.
+    """
+    names = set[str]()
+    for base in kind.__mro__:
+        is_library = base.__module__.startswith(_LIBRARY)
+        if base.__module__ == "builtins" or (is_library and not base.__module__.startswith(f"{_LIBRARY}models.")):
+            continue
+        patterns = ("configuration_*.py", "modeling_*.py") if is_library else ("*.py",)
+        folder = Path(inspect.getfile(base)).parent
+        for path in (path for pattern in patterns for path in folder.glob(pattern)):
+            content = path.read_text(encoding="utf-8", errors="replace")
+            names.update(name for groups in _NAME.findall(content) for name in groups)
+    return names
+
+
 def masked_language_models() -> Collection[str]:
     """Return the model types that have a masked language model, and so attend in both directions by default.
 
@@ -126,14 +165,16 @@ def ties_head(model: Any) -> bool:
     return any(re.search(pattern, name) for pattern in model._tied_weights_keys or ())
 
 
-def is_of_gradients(hook: Any) -> bool:
-    """Return whether a hook is the one of activation checkpointing, which marks embeddings and changes no number.
+def changes_no_number(hook: Any) -> bool:
+    """Return whether a hook is one of transformers' own that leaves all results as they are.
 
-    transformers adds it with `enable_input_require_grads`. If a version names it differently, a model with it counts as
-    changed, and its evaluations are not resumed.
+    These mark embeddings for activation checkpointing (`enable_input_require_grads`), or capture states, attention or
+    router logits where a call requests them, after which they stay. If a version names them differently, a model with
+    them counts as changed, and its evaluations are not resumed.
     """
-    name = (getattr(hook, "__module__", ""), getattr(hook, "__qualname__", ""))
-    return name == ("transformers.modeling_utils", _INPUT_GRADIENTS)
+    module = getattr(hook, "__module__", "")
+    is_of_gradients = (module, getattr(hook, "__qualname__", "")) == ("transformers.modeling_utils", _INPUT_GRADIENTS)
+    return is_of_gradients or module == _CAPTURING
 
 
 @contextmanager
@@ -149,12 +190,88 @@ def saving_weights_with(save: Callable[..., None]) -> Iterator[None]:
 
 
 @contextmanager
+def without_code_of_checkpoints() -> Iterator[None]:
+    """Forget, within the block, the classes that code of checkpoints defines, and afterwards those defined in it.
+
+    transformers keeps such a class for its config's class, and builds it for other checkpoints whose code has the same
+    config, whatever else their code is.
+    """
+    from transformers import AutoModelForCausalLM
+
+    def is_of_library(kind: Any) -> bool:
+        return not kind.__module__.startswith(_OF_CHECKPOINTS)
+
+    def others(known: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {config: kind for config, kind in known.items() if is_of_library(config) and is_of_library(kind)}
+
+    with replaced(AutoModelForCausalLM._model_mapping, _extra_content=others):
+        yield
+
+
+@contextmanager
+def built_by_its_code(kind: Any) -> Iterator[None]:
+    """Build models of a class on the CPU within the block, without parameters, which `from_pretrained` loads.
+
+    It builds them on the meta device and gives memory to what files do not hold: transformers' own classes initialise
+    it, others leave buffers uninitialised, and tensors in attributes on the meta device. Here what is not loaded stays
+    as the class builds it; missing parameters stay on the meta device.
+    """
+    from transformers import PreTrainedModel
+
+    from evalkit.compatibility.torch import built_without_parameters, unsaved_buffers
+
+    def contexts(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        # After `torch.device("meta")`, which is among transformers' own
+        return lambda *arguments: [*original(*arguments), built_without_parameters()]
+
+    def only_of_unsaved(original: Callable[..., None]) -> Callable[..., None]:
+        def initialise(model: Any, module: Any, *arguments: Any) -> None:
+            if unsaved_buffers(module):
+                original(model, module, *arguments)
+
+        return initialise
+
+    def nothing(_: Any) -> Callable[..., None]:
+        return lambda *_: None
+
+    with (
+        replaced(PreTrainedModel, _initialize_weights=only_of_unsaved),
+        replaced(
+            kind,
+            get_init_context=contexts,
+            _move_missing_keys_from_meta_to_device=nothing,
+            _initialize_missing_keys=nothing,
+        ),
+    ):
+        yield
+
+
+@contextmanager
 def without_gguf_bar() -> Iterator[None]:
     """Hide the progress bar of reading GGUF files within the block; it ignores transformers' public switch."""
     from transformers import modeling_gguf_pytorch_utils
 
     with replaced(modeling_gguf_pytorch_utils, tqdm=lambda bar: partial(bar, disable=True)):
         yield
+
+
+@contextmanager
+def collected_warnings() -> Iterator[list[str]]:
+    """Collect transformers' warnings within the block in place of printing them."""
+    from transformers.utils import logging as library
+
+    texts = list[str]()
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    # Otherwise a second model with the same setting causes no warning; there is no public way
+    library.warning_once.cache_clear()
+    with quiet(), ExitStack() as after:
+        library.set_verbosity_warning()
+        library.disable_default_handler()
+        after.callback(library.enable_default_handler)
+        library.add_handler(handler)
+        after.callback(library.remove_handler, handler)
+        yield texts
 
 
 @contextmanager

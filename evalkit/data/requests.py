@@ -34,6 +34,8 @@ from evalkit.paths import resource
 
 UNCONDITIONAL = 1_000_000
 """Added to a document's number in the lines without its question."""
+MOST_TOKENS = 2048
+"""Of an input of evalkit's own tasks, as OLMES defines them and OLMo-core's evaluation computes them."""
 
 
 class RequestTask(FileSettings):
@@ -59,6 +61,8 @@ class RequestTask(FileSettings):
     """One of MMLU's four categories of subjects; empty: all."""
     letters: bool = False
     """Whether the options are listed in the question, so that a letter answers."""
+    macro: bool = False
+    """Whether the task's score is the mean over its subjects, each of which counts the same, as OLMES defines it."""
 
     @property
     def single(self) -> bool:
@@ -82,6 +86,12 @@ def _definitions() -> _Definitions:
 def request_tasks() -> dict[str, RequestTask]:
     """Return evalkit's own tasks of requests, by name."""
     return _definitions().tasks
+
+
+def is_macro(task: str) -> bool:
+    """Whether a task's score is the mean over its subjects, each of which counts the same, whatever its size."""
+    about = request_tasks().get(task)
+    return about is not None and about.macro
 
 
 @dataclass(frozen=True)

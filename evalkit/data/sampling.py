@@ -1,4 +1,4 @@
-"""Which documents of a task a run reads, and which of them share a source.
+"""Which documents of a task a run reads, and which of them share a source or a prompt.
 
 All documents, the first ones, or a random sample, the same for every checkpoint; and a cluster for each document, which
 the score table stores and statistics use: a model's answers to documents of one source are correlated.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, TypeAlias
@@ -24,6 +24,11 @@ class FirstDocuments:
     @property
     def specification(self) -> dict[str, Any]:
         return {"limit": self.count}
+
+    @property
+    def steps(self) -> list[FirstDocuments]:
+        """Return the selection alone: it continues no smaller one."""
+        return [self]
 
     def places(self, task: str, strata: Sequence[str]) -> list[int]:
         """Return the places of the first documents, in order; the `strata` of the documents give theirs cyclically."""
@@ -49,10 +54,18 @@ class DocumentSample:
     count: int
     """Documents of each task; all of a task that has not more."""
     seed: int = 0
+    earlier: tuple[int, ...] = ()
+    """Sizes of the samples that this one continues, the smallest first: no batch has documents of two of them."""
 
     @property
     def specification(self) -> dict[str, Any]:
-        return {"limit": None, "sample": self.count, "seed": self.seed}
+        continued = {"earlier": list(self.earlier)} if self.earlier else {}
+        return {"limit": None, "sample": self.count, "seed": self.seed, **continued}
+
+    @property
+    def steps(self) -> list[DocumentSample]:
+        """Return the samples that this one continues, and this one last."""
+        return [DocumentSample(count, self.seed) for count in (*self.earlier, self.count)]
 
     def places(self, task: str, strata: Sequence[str]) -> list[int]:
         """Return the places of the sampled documents, in order.
@@ -90,7 +103,7 @@ def number_of(selection: DocumentSelection, total: int) -> int:
 def selection_of(specification: Mapping[str, Any]) -> DocumentSelection:
     """Return the selection that a run's specification names."""
     if (count := specification.get("sample")) is not None:
-        return DocumentSample(count, specification["seed"])
+        return DocumentSample(count, specification["seed"], tuple(specification.get("earlier", ())))
     return FirstDocuments(specification.get("limit"))
 
 
@@ -133,3 +146,18 @@ def clusters_of(documents: Sequence[Mapping[str, Any]], metadata: Mapping[str, A
 def _are_alike(first: str, second: str) -> bool:
     words: list[list[str]] = [re.findall(r"[\w']+", text.lower()) for text in (first, second)]
     return SequenceMatcher(None, words[0], words[1], autojunk=False).ratio() >= _TWINS_ALIKE
+
+
+def repeated_prompts(documents: Iterable[Hashable]) -> list[str]:
+    """Return a caveat if most documents share their requests with others, as with a prompt that lacks the question.
+
+    Args:
+        documents: contexts and continuations of each document.
+    """
+    numbers = Counter(documents)
+    total, distinct = numbers.total(), len(numbers)
+    if total > 1 and distinct == 1:
+        return [f"{total:,} documents have one and the same prompt"]
+    if 2 * distinct < total:
+        return [f"{total:,} documents have {distinct:,} prompts, {max(numbers.values()):,} of them the same one"]
+    return []

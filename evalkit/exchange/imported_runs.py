@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from evalkit import __version__
-from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSample, DocumentSelection, FirstDocuments
+from evalkit.data.sampling import (
+    ALL_DOCUMENTS,
+    DocumentSample,
+    DocumentSelection,
+    FirstDocuments,
+    repeated_prompts,
+)
 from evalkit.display import Say
 from evalkit.errors import DataError, UsageError, reading_as
 from evalkit.escape import printable
@@ -29,6 +35,8 @@ IMPORT_VERSION = 3
 UNKNOWN = "unknown"
 _LONGEST_MODEL = 500
 """Characters of a model's name."""
+_SHOWN = 40
+"""Characters of a gold answer in a message."""
 
 Value = TypeVar("Value")
 
@@ -147,6 +155,33 @@ def selection_specification(logs: Sequence[LoggedTask], tasks: Sequence[LoggedPl
 def selection_hash(documents: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return the entries of any other documents, (task, what identifies its documents)."""
     return {"limit": None, "selection": hashlib.sha256(repr(documents).encode()).hexdigest()}
+
+
+def log_caveats(logs: Mapping[str, Sequence[LoggedTask]]) -> dict[str, Any]:
+    """Return the manifest's entry of what makes the metrics of tasks doubtful; empty if there is nothing.
+
+    `logs` has the sample files of each task.
+    """
+    caveats: dict[str, list[str]] = {}
+    for task, members in logs.items():
+        texts = []
+        count = sum(len(log.documents) for log in members)
+        if mixed := sum(log.mixed for log in members):
+            texts.append(
+                f"lm-eval measured {mixed:,} of {count:,} documents against another one, since process_docs shuffles "
+                "at each call; accuracies are computed from the log-likelihoods"
+            )
+        unanswerable = [sample for log in members for sample in log.documents if log.has_no_gold(sample)]
+        if unanswerable:
+            first = unanswerable[0]
+            texts.append(
+                f"{len(unanswerable):,} of {count:,} documents, document {first.doc_id} for one: gold answer "
+                f"{printable(first.target)[:_SHOWN]} is not one of the {len(first.requests)} choices"
+            )
+        texts += repeated_prompts(sample.requests for log in members for sample in log.documents)
+        if texts:
+            caveats[task] = texts
+    return {"caveats": caveats} if caveats else {}
 
 
 def save_logs(writer: RunWriter, logs: Sequence[tuple[LoggedTask, Mapping[int, tuple[str, int]]]]) -> None:

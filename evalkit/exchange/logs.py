@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -78,6 +78,8 @@ class _TaskConfig(Stored):
     target_delimiter: str | None = None
     gen_prefix: str | None = None
     metric_list: list[dict[str, Any]] | None = None
+    fewshot_delimiter: str | None = None
+    fewshot_config: dict[str, Any] | None = None
 
 
 class _EvalkitEntry(Stored):
@@ -131,6 +133,9 @@ class LoggedTask:
     """Where the results file would be."""
     results_data: bytes | None
     """Content of the results file; None if there is none."""
+    mixed: int = 0
+    """Number of lines with the metrics of another document than the one that was answered; see
+    `_with_answered_documents`."""
 
     @property
     def documents(self) -> tuple[LoggedSample, ...]:
@@ -143,8 +148,29 @@ class LoggedTask:
 
     @property
     def shots(self) -> int | None:
-        """Number of solved examples before each question; None if it is unknown."""
-        return self.results.shots.get(self.task)
+        """Number of solved examples before each question; None if it is unknown. A text alone has none."""
+        shots = self.results.shots.get(self.task)
+        return 0 if shots and self.config.output_type == "loglikelihood_rolling" else shots
+
+    @property
+    def delimiter(self) -> str | None:
+        """Text between context and answer option in a task's requests; None if the log does not say it."""
+        delimiter, prefix = self.config.target_delimiter, self.config.gen_prefix
+        # As lm-eval's construct_requests: a chat template ends with its own separator, or with the answer's beginning
+        replaced = self.results.chat_template and not (prefix and not prefix[-1].isspace())
+        return delimiter if delimiter is None or not replaced else ""
+
+    def are_plain_choices(self, requests: Sequence[tuple[str, ...]]) -> bool:
+        """Whether requests are the options of a document in one context, which lm-eval itself measures."""
+        is_choice = self.config.output_type == "multiple_choice" and not self.config.process_results
+        return is_choice and len({texts[0] for texts in requests}) == 1
+
+    def has_no_gold(self, sample: LoggedSample) -> bool:
+        """Whether the target of a document with choices is neither the number nor the text of one of them."""
+        if not self.are_plain_choices(sample.requests) or sample.target.startswith("["):
+            return False
+        options = [texts[-1].removeprefix(self.delimiter or "") for texts in sample.requests]
+        return sample.target not in (*options, *map(str, range(len(options))))
 
     @property
     def count(self) -> int | None:
@@ -179,6 +205,8 @@ def read_logs(paths: Sequence[Path]) -> list[LoggedTask]:
 
 def _files(path: Path) -> Sequence[Path]:
     """Return a file, or the sample files in a folder and its subfolders."""
+    if not path.exists():
+        raise UsageError(f"{path}: no such file or folder; give the log that lm_eval --log_samples has written")
     files = sorted(path.rglob("samples_*.jsonl")) if path.is_dir() else [path]
     if not files:
         raise UsageError(f"{path}: no samples_*.jsonl in this folder; lm_eval --log_samples writes them")
@@ -203,7 +231,7 @@ def _read(path: Path, task: str, time: str) -> LoggedTask:
     digests = [hashlib.sha256(content).hexdigest() for content in (data, data_beside) if content is not None]
     log = LoggedTask(task, time, path, digests, tuple(samples), results, beside, data_beside)
     _check_results_file(log)
-    return log
+    return _with_answered_documents(log)
 
 
 def _sample(line: dict[str, Any], where: str) -> LoggedSample:
@@ -219,16 +247,77 @@ def _sample(line: dict[str, Any], where: str) -> LoggedSample:
     sample = LoggedSample.model_validate(line | derived)
     if () in sample.requests:
         raise ValueError("a request in 'arguments' has no text")
-    # As in lm-eval's `evaluate`
-    document = json.dumps(sample.doc, indent=2, ensure_ascii=False)
-    texts = {"doc_hash": document, "prompt_hash": sample.requests[0][0], "target_hash": sample.target}
-    for name, text in texts.items():
-        if hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest() != line[name]:
+    for name, text in (("prompt_hash", sample.requests[0][0]), ("target_hash", sample.target)):
+        if _hash(text) != line[name]:
             raise ValueError(f"it has another content than its {name} says; the file was changed")
     # A filter changes none
     if sample.likelihoods and _likelihoods([responses[0] for responses in line["resps"]]) != sample.likelihoods:
         raise ValueError("it has other log-likelihoods in filtered_resps than in resps; the file was changed")
     return sample
+
+
+def _hash(text: str) -> str:
+    """Return lm-eval's hash of a text."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _document_hash(sample: LoggedSample) -> str:
+    return _hash(json.dumps(sample.doc, indent=2, ensure_ascii=False))
+
+
+def _with_answered_documents(log: LoggedTask) -> LoggedTask:
+    """Return a log in which each line has the document that was answered, and its metrics.
+
+    lm-eval calls a task's `process_docs` again to measure the answers. If that shuffles without a seed, a line has the
+    hash of the document that was answered, and another document with its target and metrics. The answered document is
+    then in another line, and accuracies are computed from the log-likelihoods. Raises a `DataError` if no line has it,
+    or if the metrics are others.
+    """
+    by_hash = {_document_hash(sample): sample for sample in log.samples}
+    mixed = [sample for sample in log.samples if sample.doc_hash != _document_hash(sample)]
+    if not mixed:
+        return log
+    remedy = "restore the file, or evaluate again with a seed for the shuffle"
+    if lost := [sample for sample in mixed if sample.doc_hash not in by_hash]:
+        raise DataError(
+            f"{lost[0].where} has another content than its doc_hash says: the file was changed, or the task's "
+            "process_docs shuffles at each call, so that lm-eval measured the answer to one document against "
+            f"another; {remedy}"
+        )
+    answered = [by_hash[sample.doc_hash] for sample in log.samples]
+    pairs = list(zip(log.samples, answered, strict=True))
+    if not all(_has_accuracies(log, sample, other.target) for sample, other in pairs):
+        raise DataError(
+            f"{mixed[0].where} has the metrics of another document than the one that was answered, by its doc_hash, "
+            f"and they cannot be computed again; {remedy}"
+        )
+    samples = tuple(_measured(log, *pair) for pair in pairs)
+    # Its metrics are those of the mixed documents
+    results = log.results.model_copy(update={"results": {}})
+    return replace(log, samples=samples, results=results, mixed=len(mixed))
+
+
+def _has_accuracies(log: LoggedTask, sample: LoggedSample, target: str) -> bool:
+    """Whether the accuracies of a document with some target follow from its log-likelihoods."""
+    count = len(sample.requests)
+    has_all = len(sample.likelihoods) == count and all(len(texts) == 2 for texts in sample.requests)
+    return has_all and log.are_plain_choices(sample.requests) and target in map(str, range(count))
+
+
+def _measured(log: LoggedTask, sample: LoggedSample, answered: LoggedSample) -> LoggedSample:
+    options = [texts[1].removeprefix(log.delimiter or "") for texts in sample.requests]
+    sizes = {
+        "acc": [1] * len(options),
+        "acc_norm": [len(option) for option in options],
+        "acc_bytes": [len(option.encode("utf-8", "surrogatepass")) for option in options],
+    }
+    metrics: dict[str, MetricValue] = {}
+    for name in sample.metrics:
+        if all(sizes.get(name, [0])):
+            scores = [value / size for value, size in zip(sample.likelihoods, sizes[name], strict=True)]
+            metrics[name] = float(scores.index(max(scores)) == int(answered.target))
+    about = {"doc": answered.doc, "target": answered.target, "target_hash": answered.target_hash, "metrics": metrics}
+    return sample.model_copy(update=about)
 
 
 def _metric(name: str, value: Any) -> MetricValue:
@@ -281,6 +370,15 @@ def _check_results_file(log: LoggedTask) -> None:
             f"{log.path} has {count:,} documents up to number {last}, but its results file says {counts.effective:,} "
             f"of {counts.original:,} of {log.task}; {remedy}"
         )
+    delimiter = (log.config.fewshot_config or {}).get("fewshot_delimiter") or log.config.fewshot_delimiter
+    if log.shots and delimiter and not log.results.chat_template:
+        for sample in log.documents:
+            # One follows each example
+            if sample.requests[0][0].count(delimiter) < log.shots:
+                raise DataError(
+                    f"{sample.where} has fewer solved examples in its prompt than the results file says, "
+                    f"{log.shots} of {log.task}; {remedy}"
+                )
     hashes = "".join(sample.doc_hash + sample.prompt_hash + sample.target_hash for sample in log.samples)
     logged = log.results.task_hashes.get(log.task)
     if logged and hashlib.sha256(hashes.encode()).hexdigest() != logged:

@@ -35,6 +35,7 @@ from evalkit.exchange.imported_runs import (
     Import,
     LoggedPlaces,
     import_run,
+    log_caveats,
     model_of,
     save_logs,
     selection_hash,
@@ -141,7 +142,7 @@ def _import(
 ) -> Run:
     def finish(writer: RunWriter) -> None:
         choices = [row for log in logs for row in rows[log.task]]
-        without_sizes = [log.task for log in logs if _delimiter(log) is None]
+        without_sizes = [log.task for log in logs if log.delimiter is None]
         table = unsized(uncounted(score_table(choices, {})), without_sizes) if choices else None
         documents: list[DocumentScore] = []
         entries = []
@@ -211,6 +212,7 @@ def _import(
             for log in logs
         },
         "template": asdict(load_template("plain")),
+        **log_caveats({log.task: [log] for log in logs}),
     }
     return import_run(request, logs, (LM_EVAL, "+".join(tasks)), specification, about, finish)
 
@@ -240,12 +242,12 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
     # For mutual information, lm-eval appends the choices without their context
     count = len(likelihoods) // (2 if "acc_mutual_info" in sample.metrics else 1)
     requests = sample.requests[:count]
-    if len(likelihoods) != len(sample.requests) and (likelihoods or _is_plain_choice(log, sample.requests)):
+    if len(likelihoods) != len(sample.requests) and (likelihoods or log.are_plain_choices(sample.requests)):
         raise DataError(f"{sample.where} has {len(sample.requests)} requests and {len(likelihoods)} log-likelihoods")
     is_index = sample.target in map(str, range(count))
     if count < 2 or not is_index or "acc" not in sample.metrics or any(len(texts) < 2 for texts in requests):
         return []
-    gold, values, delimiter = int(sample.target), np.array(likelihoods[:count]), _delimiter(log)
+    gold, values, delimiter = int(sample.target), np.array(likelihoods[:count]), log.delimiter
     options = [texts[1].removeprefix(delimiter or "") for texts in requests]
     sizes = {"acc": np.ones(count)}
     if delimiter is not None:
@@ -258,20 +260,7 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
         if logged not in (None, expected):
             # A target may also be the text of the gold option, such as "2", and not its number
             is_number = sample.target not in map(str.strip, options)
-            if metric == "acc" and is_number and _is_plain_choice(log, requests):
+            if metric == "acc" and is_number and log.are_plain_choices(requests):
                 raise DataError(f"{sample.where} has acc {logged}, but its log-likelihoods give {expected:g}")
             return []
     return choice_rows(log.task, log.task, sample.doc_id, gold, options, likelihoods[:count])
-
-
-def _is_plain_choice(log: LoggedTask, requests: Sequence[tuple[str, ...]]) -> bool:
-    is_choice = log.config.output_type == "multiple_choice" and not log.config.process_results
-    return is_choice and len({texts[0] for texts in requests}) == 1
-
-
-def _delimiter(log: LoggedTask) -> str | None:
-    """Return what stands between context and answer option in a task's requests; None if the log does not say it."""
-    delimiter, prefix = log.config.target_delimiter, log.config.gen_prefix
-    # As lm-eval's construct_requests: a chat template ends with its own separator, or with the answer's beginning
-    replaced = log.results.chat_template and not (prefix and not prefix[-1].isspace())
-    return delimiter if delimiter is None or not replaced else ""

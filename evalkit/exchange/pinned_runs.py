@@ -7,6 +7,7 @@ run. A log has no token counts, and no prompts but in its requests.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -28,6 +29,7 @@ from evalkit.exchange.imported_runs import (
     Import,
     LoggedPlaces,
     import_run,
+    log_caveats,
     save_logs,
     selection_specification,
     shared_value,
@@ -75,27 +77,41 @@ def _matched(task: str, logs: Sequence[LoggedTask], library: Library) -> list[Ma
     questions = pinned_questions(suite, library, ALL_DOCUMENTS)[task]
     data, strata = TASKS[suite.documents.get(task, task)], [question.subtask for question in questions]
 
-    def content_of(doc: dict[str, Any]) -> list[Any] | None:
-        """Return what determines a document's evaluation; None for another kind of document."""
+    def content_of(doc: dict[str, Any]) -> str:
+        """Return what determines a document's evaluation; the empty text for another kind of document."""
         try:
-            return data.essence(data.canonical(doc))
+            return json.dumps(data.essence(data.canonical(doc)))
         except DataError:
-            return None
+            return ""
 
     matched = []
     for log in logs:
         numbers = _numbers(log.task, questions)
+        # Of documents with the same content, each line has its own
+        left: dict[str, list[int]] = {}
+        for number in numbers:
+            left.setdefault(content_of(questions[number].doc), []).append(number)
         samples: dict[int, LoggedSample] = {}
         for sample in log.documents:
-            number = numbers[sample.doc_id] if sample.doc_id < len(numbers) else None
-            if number is None or content_of(sample.doc) != content_of(questions[number].doc):
+            alike = left.get(content_of(sample.doc))
+            if not alike:
                 raise DataError(
                     f"{sample.where} is not document {sample.doc_id} of the {len(numbers):,} pinned documents of "
-                    f"{log.task}, by its content with the gold answer; the log is of another dataset or version of it"
+                    f"{log.task}, by its content with the gold answer, or it is there twice; the log is of another "
+                    "dataset or version of it"
                 )
+            of_its_number = numbers[sample.doc_id] if sample.doc_id < len(numbers) else None
+            number = of_its_number if of_its_number in alike else alike[0]
+            alike.remove(number)
             _check(sample, questions[number])
             samples[number] = sample
         shown = questions
+        has_examples = any(sample.requests != _plain(questions[number]) for number, sample in samples.items())
+        if log.shots and not has_examples:
+            raise DataError(
+                f"{log.results_path} says {log.shots} solved examples before each question of {log.task}, but its "
+                "requests have none; restore the file"
+            )
         if log.shots:
             most = suite.fewshot[task].most if task in suite.fewshot else 0
             few = with_fewshot(suite, log.shots) if log.shots <= most else None
@@ -180,6 +196,7 @@ def import_choices(matched: Sequence[MatchedTask], request: Import, library: Lib
             for given in tasks
         },
         "template": template,
+        **log_caveats({task: [part.log for part in members] for task, members in by_task.items()}),
         "imported": {"parts": [note for task, members in by_task.items() for note in _part(task, members)]},
     }
     names = (suite.name, template if isinstance(template, str) else str(template["name"]))

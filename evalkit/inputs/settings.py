@@ -21,6 +21,8 @@ from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.values import name_or_path, names, path, switch, whole
 
 Names = Literal["text", "name or file", "file", "folder"]
+NOT_SETTINGS = ("model", "earlier")
+"""Fields of a request that are set by the code that makes it."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def setting_of(name: str, hint: Any, declared: Field[Any]) -> Setting:
 
 
 def settings_of(*kinds: type) -> Mapping[str, Setting]:
-    """Return name → setting of the fields of dataclasses, other than the model."""
+    """Return name → setting of the fields of dataclasses, other than `NOT_SETTINGS`."""
     hashable: Any = kinds
     return _settings_of(hashable)
 
@@ -88,8 +90,7 @@ def _settings_of(kinds: Any) -> Mapping[str, Setting]:
     for kind in kinds:
         hints: dict[str, Any] = get_type_hints(kind)
         settings |= {item.name: setting_of(item.name, hints[item.name], item) for item in fields(kind)}
-    settings.pop("model", None)
-    return settings
+    return {name: definition for name, definition in settings.items() if name not in NOT_SETTINGS}
 
 
 def check_names(names: Collection[str], *kinds: type) -> None:
@@ -160,11 +161,10 @@ def _fitted(definition: Setting, value: Any) -> Any:
     try:
         if any(isinstance(item, bool) for item in listed):
             raise TypeError
-        return tuple(whole(flag, _units(item), 0) if each is int else float(item) for item in listed)
-    except (TypeError, ValueError, UsageError):
+        return tuple(whole(flag, _units(item), definition.least) if each is int else float(item) for item in listed)
+    except (TypeError, ValueError):
         shown = ",".join(map(str, listed)) if isinstance(listed, (list, tuple)) else repr(listed)
-        kind = "whole numbers" if each is int else "numbers"
-        raise UsageError(f"{flag} {shown}: expected {kind}, separated by commas") from None
+        raise UsageError(f"{flag} {shown}: expected numbers, separated by commas") from None
 
 
 def _units(item: Any) -> Any:

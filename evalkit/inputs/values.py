@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import filter as matching_names
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +40,24 @@ def names(name: str, value: object) -> tuple[str, ...]:
     if not value:
         raise UsageError(f"{name}: contains no name; leave it out, or give at least one")
     return tuple(text(name, text(name, part).strip()) for part in value)
+
+
+def with_matches(given: Sequence[str], known: Iterable[str]) -> tuple[str, ...]:
+    """Return names with patterns, such as arc_*, replaced by the known names that match and are not given themselves.
+
+    A pattern that matches no known name is kept.
+    """
+    listed = list(known)
+    names: list[str] = []
+    for name in given:
+        matching = [match for match in matching_names(listed, name) if match not in given] if is_pattern(name) else []
+        names += [match for match in matching if match not in names] or [name]
+    return tuple(names)
+
+
+def is_pattern(name: str) -> bool:
+    """Return whether a name has wildcards."""
+    return any(character in name for character in "*?[")
 
 
 def path(name: str, value: str | Path) -> Path:

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from evalkit.benchmarks.document_views import AnswerView, ChoiceView, common_prefix
-from evalkit.inspection.outcomes import DocumentOutcome, SelectedDocument, Selection, TaskOutcomes, decisions
+from evalkit.inspection.outcomes import DocumentOutcome, SelectedDocument, Selection, decisions
 from evalkit.reporting.decimals import fixed, signed_number
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.reporting.terminal import coloured
 from evalkit.runs.rules import find_rule
+from evalkit.runs.traits import loading_notes
 
 _OPTION, _LISTED_OPTION, _LISTED_TEXT = 40, 24, 60
 """Most characters of an option, of one in a list (or of an answer), and of the beginning of a text there."""
@@ -57,15 +58,13 @@ def list_report(selection: Selection, limit: int, names: Sequence[str]) -> Repor
     """Return the list of the first selected documents, at most `limit`, of runs with these names."""
     tasks, selected = selection.tasks, selection.documents
     shown = selected[:limit]
-    shown_tasks = {document.task.view.task for document, *_ in shown}
-    texts = {first.view.task: _beginnings(first) for first, *_ in tasks if first.view.task in shown_tasks}
-    begins = [texts[document.task.view.task][document.number] for document, *_ in shown]
+    begins = _beginnings([first for first, *_ in shown])
     part = f"; the first {limit:,} of these" if len(shown) < len(selected) else ""
     facts = [f"{len(selected):,} of {selection.searched:,} documents{part}"]
     if len(names) > 1:
         facts += [f"{letter}: {name}" for letter, name in zip("AB", names, strict=False)]
     rule = next((first.rule for first, *_ in tasks if first.rule), None)
-    notes = tuple(_list_notes(selection, rule))
+    notes = tuple(_list_notes(selection, shown, rule))
     ids, listed = [of_run.run.manifest["id"] for of_run in tasks[0]], [first.view.task for first, *_ in tasks]
     content: dict[str, Any] = {"runs": ids, "rule": rule, "tasks": listed, "count": len(selected)}
     content |= {"of": selection.searched, "notes": notes, "documents": list(map(_document_record, shown))}
@@ -85,18 +84,20 @@ def _shortened(text: str, most: int) -> str:
     return line if len(line) <= most and len(text) <= 4 * most else f"{line[: most - 1]}…"
 
 
-def _beginnings(task: TaskOutcomes) -> dict[int, str]:
-    """Return number → the beginning of each document's context, on one line.
+def _beginnings(documents: Sequence[DocumentOutcome]) -> list[str]:
+    """Return the beginning of each document's context, on one line.
 
     The paragraphs with which all contexts of its subtask begin are left out: MMLU's heading, solved examples.
     """
-    contexts: dict[str, dict[int, str]] = {}
-    for (subtask, _), document in task.documents.items():
-        contexts.setdefault(subtask, {})[document.number] = _context(document)
-    beginnings: dict[int, str] = {}
-    for texts in contexts.values():
-        shared = common_prefix(list(texts.values())).rfind("\n\n") + 1 if len(texts) > 1 else 0
-        beginnings |= {number: _shortened(text[shared:], _LISTED_TEXT) for number, text in texts.items()}
+    shared: dict[tuple[str, str], int] = {}
+    beginnings = []
+    for document in documents:
+        subtask = document.task.view.task, document.key[0]
+        if subtask not in shared:
+            members = [other for (name, _), other in document.task.documents.items() if name == subtask[1]]
+            common = common_prefix(list(map(_context, members)))
+            shared[subtask] = common.rfind("\n\n") + 1 if len(members) > 1 else 0
+        beginnings.append(_shortened(_context(document)[shared[subtask] :], _LISTED_TEXT))
     return beginnings
 
 
@@ -210,14 +211,17 @@ def _prediction(document: DocumentOutcome) -> tuple[str, str, str]:
     return predicted, _option(document, document.gold, _LISTED_OPTION), signed_number(document.value, 3)
 
 
-def _list_notes(selection: Selection, rule: str | None) -> Iterator[str]:
+def _list_notes(selection: Selection, shown: Sequence[SelectedDocument], rule: str | None) -> Iterator[str]:
     if rule is not None:
         yield f"rule {rule}: {find_rule(rule).description}"
         margin = "score of the gold choice less the highest score of another choice, by the rule"
         yield f"margin: {margin}; log-likelihoods are in nats"
+    for of_run in selection.tasks[0]:
+        yield from (f"{of_run.run.model}: {note}" for note in loading_notes(of_run.run.manifest))
     views = [first.view for first, *_ in selection.tasks]
     if metrics := dict.fromkeys(view.metric for view in views if isinstance(view, AnswerView)):
         yield f"score: {', '.join(metrics)}"
-    yield from (f"texts: {problem}" for problem in dict.fromkeys(view.problem for view in views if view.problem))
+    problems = dict.fromkeys(first.task.view.problem for first, *_ in shown)
+    yield from (f"texts: {problem}" for problem in problems if problem)
     if dropped := sum(len(in_runs[0].documents.keys() ^ in_runs[-1].documents.keys()) for in_runs in selection.tasks):
         yield f"{dropped:,} documents are in one run only and are left out"

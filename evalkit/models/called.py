@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from evalkit.compatibility.torch import end_forward, hooks_of, uncompiled
-from evalkit.compatibility.transformers import is_of_gradients, select_attention
+from evalkit.compatibility.transformers import changes_no_number, select_attention
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.models.loading.files import WINDOW_KEYS
 from evalkit.models.memory import free_bytes
@@ -184,8 +184,8 @@ def why_not_callable(module: Any) -> str:
 
 
 def is_only_sharded(module: Any) -> bool:
-    """Return whether a module has no hooks but those of `fully_shard` and of activation checkpointing."""
-    hooks = (hook for part in module.modules() for hook in hooks_of(part) if not is_of_gradients(hook))
+    """Return whether a module has no hooks but those of `fully_shard`, and of transformers that change no number."""
+    hooks = (hook for part in module.modules() for hook in hooks_of(part) if not changes_no_number(hook))
     return all(str(getattr(hook, "__module__", "")).startswith(_SHARDING) for hook in hooks)
 
 

@@ -84,6 +84,9 @@ class LiveSpec(ModelSpec):
         check_causal(checkpoint, checkpoint.config())
         return checkpoint
 
+    def check_device(self) -> None:
+        """Do nothing: the model is on its device."""
+
     def load(self, checkpoint: Checkpoint, say: Say) -> LoadedModel:
         module, name = self.module, self.model
         is_called = isinstance(module, CalledModel)

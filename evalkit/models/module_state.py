@@ -32,10 +32,11 @@ from evalkit.compatibility.torch import (
     uncompiled,
     unsaved_buffers,
 )
-from evalkit.compatibility.transformers import is_of_gradients, quiet, saving_weights_with
+from evalkit.compatibility.transformers import changes_no_number, quiet, saving_weights_with
 from evalkit.models.loading.fingerprint import stable
 
 _TRAINING = ("training", "gradient_checkpointing")
+_STATE = ("_parameters", "_buffers", "_modules")
 _NAMES = ("name_or_path",)
 _Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 
@@ -49,11 +50,11 @@ def is_stock(module: Any) -> bool:
     """Return whether a model computes what its class computes with its config and state.
 
     It has the modules that its class builds, with the same scalar attributes, no other `forward` (that of accelerate,
-    which only adds autocast, is removed before scoring) and no hooks (but for that of activation checkpointing, which
-    changes no number). What differs is not covered by a fingerprint.
+    which only adds autocast, is removed before scoring) and no hooks (but for those of transformers that
+    change no number). What differs is not covered by a fingerprint.
     """
     for part in module.modules():
-        if not all(map(is_of_gradients, hooks_of(part))) or (
+        if not all(map(changes_no_number, hooks_of(part))) or (
             "forward" in vars(part) and not is_wrapped_by_accelerate(part)
         ):
             return False
@@ -92,7 +93,7 @@ def attributes_digest(module: Any) -> str:
 
     def text(value: Any) -> str:
         if isinstance(value, torch.Tensor):
-            return _content_digest(value)
+            return content_digest(value)
         if isinstance(value, (np.ndarray, np.generic)):
             return f"{value.dtype} {value.shape} {hashlib.sha256(np.asarray(value).tobytes()).hexdigest()}"
         if isinstance(value, PreTrainedConfig):
@@ -121,6 +122,44 @@ def _public(attributes: Mapping[str, Any], without: Sequence[str] = ()) -> dict[
     """Return the public attributes of a module or an object but those of its training."""
     hidden = (*_TRAINING, *without)
     return {key: value for key, value in attributes.items() if key not in hidden and not key.startswith("_")}
+
+
+def unsaved_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """Return, by name, the tensors of a model that are not saved with it.
+
+    These are buffers, and tensors in attributes of its modules: in containers, in modules that are no submodules, and
+    in other objects of the model's own code. Tensors that a hook sets before each forward pass are left out.
+    """
+    package = _package(model)
+    saved = model.state_dict().keys()
+    tensors = dict[str, torch.Tensor]()
+    seen = set[int]()
+
+    def collect(value: Any, name: str) -> None:
+        if isinstance(value, torch.Tensor):
+            tensors[name] = value
+        elif id(value) not in seen:
+            seen.add(id(value))
+            for key, part in parts_of(value):
+                collect(part, name if key in _STATE else f"{name}.{key}".removeprefix("."))
+
+    def parts_of(value: Any) -> list[tuple[Any, Any]]:
+        if isinstance(value, Mapping):
+            return list(value.items())
+        if isinstance(value, (list, tuple)):
+            return list(enumerate(value))
+        if isinstance(value, torch.nn.Module):
+            is_set = bool(hooks_of(value))
+            attributes = vars(value).items()
+            return [(key, part) for key, part in attributes if not (is_set and isinstance(part, torch.Tensor))]
+        return list(vars(value).items()) if _package(value) == package and hasattr(value, "__dict__") else []
+
+    collect(model, "")
+    return {name: tensor for name, tensor in tensors.items() if name not in saved}
+
+
+def _package(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
 
 
 @contextmanager
@@ -244,11 +283,11 @@ def state_digest(model: torch.nn.Module) -> str:
         digest.update(f"module\t{name}\t{kind.__module__}.{kind.__qualname__}\n".encode())
     parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
     for name, tensor in sorted((*parameters, *buffers), key=lambda entry: entry[0]):
-        digest.update(f"tensor\t{name}\t{_content_digest(tensor)}\n".encode())
+        digest.update(f"tensor\t{name}\t{content_digest(tensor)}\n".encode())
     return digest.hexdigest()
 
 
-def _content_digest(tensor: torch.Tensor) -> str:
+def content_digest(tensor: torch.Tensor) -> str:
     # A copy: storage that numpy has seen cannot be resized, which sharding does
     own = shard_of(tensor.detach()).to("cpu", copy=True)
     content = xxhash.xxh3_128(own.contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -22,7 +22,16 @@ from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import caveats, is_imported, mixture, origin_notes, traits, unofficial_notes
+from evalkit.runs.traits import (
+    caveat_notes,
+    caveats,
+    computation_notes,
+    is_imported,
+    mark_notes,
+    origin_notes,
+    traits,
+    unofficial_notes,
+)
 
 
 def result_panels(benchmark: PageBenchmark, number: int) -> tuple[list[Panel], list[Panel]]:
@@ -80,8 +89,8 @@ def anchor(text: str) -> str:
 
 def _provenance_panel(run: Run, name: str) -> Panel:
     settings = simple_table("settings", ["setting", "value"], _settings(run), texts=2)
-    marked = (f"*: {note}" for note in unofficial_notes(run.manifest))
-    notes = (*origin_notes(run.manifest), *marked, *mixture(run.manifest))
+    marked = (f"*: {note}" for note in (*unofficial_notes(run.manifest), *caveat_notes(run.manifest)))
+    notes = (*origin_notes(run.manifest), *marked, *computation_notes(run.manifest))
     report = Report((settings, _documents_table(run)), notes=notes)
     template, prompts = run.manifest["template"], []
     if isinstance(template, Mapping) and template.get("parts"):  # with its placeholders
@@ -186,8 +195,8 @@ def sources_panel(runs: Sequence[Run]) -> Panel:
             rows[_label(run, task), *_dataset(run, task), str(source["source"])] = None
     headers = ["task", "dataset", "authors", "licence", "page", "source used"]
     table = simple_table("sources", headers, list(rows), texts=len(headers))
-    notes = ("*: not the official documents of the task",) * any(label.endswith("*") for label, *_ in rows)
-    return Panel("sources", "Sources and licences of the documents", (Report((table,), notes=notes),))
+    notes = dict.fromkeys(note for run in runs for note in mark_notes(run.manifest))
+    return Panel("sources", "Sources and licences of the documents", (Report((table,), notes=tuple(notes)),))
 
 
 def _dataset(run: Run, task: str) -> tuple[str, str, str, str]:

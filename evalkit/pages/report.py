@@ -183,7 +183,7 @@ def write_report(
                 documents = document_data(runs, names, say, sample)
     with doing("writing the page"):
         now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        made = " ".join([f"Made by evalkit {__version__} on {now}.", *contents.notes])
+        made = " ".join([f"Made by evalkit {__version__} on {now}.", *_verdicts(contents), *contents.notes])
         title = title or contents.title or ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
         chapters: dict[str, Sequence[Panel]] = {
             "Results": [panel for results, _ in panels for panel in results],
@@ -199,6 +199,13 @@ def write_report(
         except OSError as error:
             raise RunError(f"{path} cannot be written: {error.strerror or error}") from error
     return path.stat().st_size
+
+
+def _verdicts(contents: PageContents) -> Iterator[str]:
+    """Yield on how many benchmarks primary verdicts are, if on several."""
+    compared = [each.title for each in contents.benchmarks if len(each.sides) > 1]
+    if len(compared) > 1:
+        yield f"Primary verdicts: on {len(compared)} benchmarks, of each at 5 %; not corrected over benchmarks."
 
 
 def _compared(comparison: PageBenchmark, number: int, several: bool) -> Iterator[Panel]:
@@ -285,7 +292,7 @@ def _agreement_report(pairing: Pairing, compared: Comparison) -> Report:
         counts = ["A higher", "equal", "B higher"]
     for task in pairing.tasks:
         [a], [b] = pairing.scores(task, compared.rule)
-        alike = [~((a > b) | (b > a))] if graded else [(a == 1) & (b == 1), (a == 0) & (b == 0)]
+        alike = [~((a > b) | (b > a))] if graded else [(a > 0) & (b > 0), (a == 0) & (b == 0)]
         flags = [a > b, *alike, b > a] if graded else [alike[0], a > b, b > a, alike[1]]
         rows.append([pairing.label(task.task).full, f"{task.n:,}", *(f"{int(flag.sum()):,}" for flag in flags)])
     table = simple_table("agreement", ["task", "n", *counts], rows, title=title)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from evalkit.benchmarks.differences import differences
 from evalkit.benchmarks.outcomes import LOWER_NOTE, Metric, formatted
-from evalkit.benchmarks.run_listing import Summarised, column_heading
+from evalkit.benchmarks.run_listing import Summarised, column_heading, documents_words
 from evalkit.comparison.sides import Side, check_uniform
 from evalkit.errors import UsageError
 from evalkit.reporting.report import Report
@@ -99,14 +99,15 @@ def _metrics(rule: str | None, *runs: Run) -> dict[str, Metric]:
 
 
 def _column(name: str, rows: Sequence[_PageRow]) -> tuple[str, list[Cell]]:
-    """Return heading and cells of a column; of rows that compete, if several do, the best as printed are bold."""
+    """Return heading and cells of a column; of rows that compete, and differ as printed, the best are bold."""
     metrics = {number: row.metrics[name] for number, row in enumerate(rows) if name in row.metrics}
     first, better = next(iter(metrics)), {metric.higher_is_better for metric in metrics.values()}
     heading = name if metrics[first].n == 0 else column_heading(rows[first].runs[0], [*metrics.values()])
     cells = [Cell(*formatted(metrics.get(number))) for number in range(len(rows))]
     rivals = {number: metric.value for number, metric in metrics.items()
               if rows[number].competes and metric.value is not None}  # fmt: skip
-    if len(rivals) > 1 and better in ({True}, {False}):
+    differ = len({cells[number].value for number in rivals}) > 1
+    if differ and better in ({True}, {False}):
         best = cells[(max if better == {True} else min)(rivals, key=rivals.__getitem__)].value
         cells = [cell._replace(bold=number in rivals and cell.value == best) for number, cell in enumerate(cells)]
     return heading, cells
@@ -114,7 +115,9 @@ def _column(name: str, rows: Sequence[_PageRow]) -> tuple[str, list[Cell]]:
 
 def _notes(rule: str | None, rows: Sequence[_PageRow], table: Table) -> Iterator[str]:
     metrics = [metric for row in rows for metric in row.metrics.values()]
-    measured = ", ".join(dict.fromkeys(metric.name for metric in metrics if metric.n))
+    tasks = [metric for metric in metrics if metric.n]
+    yield documents_words((run for row in rows for run in row.runs), tasks)
+    measured = ", ".join(dict.fromkeys(metric.name for metric in tasks))
     yield f"{measured}; shares in %" if any(metric.whole for metric in metrics) else measured
     if rules := dict.fromkeys(str(rule or row.runs[0].rule) for row in rows if row.runs[0].rule):
         yield f"rule: {', '.join(rules)}"

@@ -41,8 +41,15 @@ def half_up(value: Fraction, places: int) -> Fraction:
 
 
 def to_text(value: Fraction, places: int, signed: bool = False) -> str:
-    """Format a number with exactly `places` decimals; never as "-0.0"."""
+    """Format a number with exactly `places` decimals; never as "-0.0".
+
+    If `signed`, a number that rounds to zero has up to two more decimals, so that its sign is shown: "-0.04". Zero has
+    no sign.
+    """
     rounded = half_up(value, places)
+    if signed and not rounded:
+        finer = next((more for more in (places + 1, places + 2) if half_up(value, more)), places)
+        return to_text(value, finer, signed=finer > places)
     digits = str(int(abs(rounded) * 10**places)).rjust(places + 1, "0")
     text = f"{digits[:-places]}.{digits[-places:]}" if places else digits
     return ("-" if rounded < 0 else "+" if signed else "") + text

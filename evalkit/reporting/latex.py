@@ -64,9 +64,9 @@ def _environment(table: Table) -> Iterator[str]:
         yield r"\par\smallskip\begin{minipage}{\linewidth}\footnotesize\raggedright"
         yield from (rf"{_text(note)}\par" for note in table.notes)
         yield r"\end{minipage}"
-    if table.caption:
+    if table.caption:  # without one a label would refer to the section
         yield rf"\caption{{{_text(table.caption)}}}"
-    yield rf"\label{{tab:{''.join(c for c in table.name if c.isascii() and (c.isalnum() or c in '_-'))}}}"
+        yield rf"\label{{tab:{''.join(c for c in table.name if c.isascii() and (c.isalnum() or c in '_-'))}}}"
     yield rf"\end{{{kind}}}"
 
 

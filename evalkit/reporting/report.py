@@ -20,6 +20,8 @@ from evalkit.reporting.table import Format, Table, literal, plain
 
 _FOLDERS = re.compile(r"^(\w+: .*) \([^()]*\)$")
 """A side of a comparison with its run folders, which a paper does not print."""
+_PARENTS = re.compile(r"(?<![^\s(\"'])/(?:[^\s/]+/)*(?=[^\s/])")
+"""The folders of an absolute path, which are this machine's."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Report:
     """Content of CSV; None: that of the table."""
     parts: tuple[Report, ...] = ()
     """Reports that are printed one after the other, in place of sentences and tables."""
+    caution: tuple[str, ...] = ()
+    """Sentences without which the tables mislead; the verdict begins with them."""
 
     @property
     def all_notes(self) -> list[str]:
@@ -43,10 +47,14 @@ class Report:
         return notes + [note for part in self.parts for note in part.all_notes]
 
     def tables_alone(self) -> Report:
-        """Return the report without sentences and notes; JSON and CSV stay the same."""
+        """Return the report without sentences and notes, but its caution; JSON and CSV stay the same."""
         tables = tuple(table._replace(notes=()) for table in self.tables)
         parts = tuple(part.tables_alone() for part in self.parts)
-        return replace(self, tables=tables, verdict=(), facts=(), notes=(), parts=parts)
+        return replace(self, tables=tables, verdict=self.caution, facts=(), notes=(), parts=parts)
+
+    def with_caution(self, sentence: str) -> Report:
+        """Return the report with a first sentence without which its tables mislead; empty: the report itself."""
+        return replace(self, verdict=(sentence, *self.verdict), caution=(sentence,)) if sentence else self
 
     def with_notes(self, lines: Sequence[str]) -> Report:
         """Return the report with further notes, at its end and in its JSON."""
@@ -110,12 +118,14 @@ def _list(texts: Sequence[str]) -> str:
 
 def _latex_blocks(part: Report) -> list[str]:
     tables = list(part.tables)
+    facts = [_FOLDERS.sub(r"\1", fact) for fact in part.facts]
+    remarks = [_PARENTS.sub("", note) for note in part.notes]
     if tables:  # the first has the first sentence as its caption if it has none, and below it what its marks mean
-        facts = (_FOLDERS.sub(r"\1", fact) for fact in part.facts)
         marks = (*facts, *(note for note in part.notes if note.startswith(("*", "†", "↓"))))
         notes = (*tables[0].notes, *map(literal, marks))
         tables[0] = tables[0]._replace(caption=tables[0].caption or literal("".join(part.verdict[:1])), notes=notes)
-    above, below = (latex_comments(lines) for lines in ((*part.verdict, *part.facts), part.notes))
+    above = latex_comments((*part.verdict, *facts))
+    below = latex_comments(remarks)
     return [*filter(None, [above]), *map(latex_table, tables), *filter(None, [below])]
 
 

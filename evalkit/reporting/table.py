@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 from evalkit.errors import TableError
 from evalkit.escape import printable
 
-_TOKENS = re.compile(r"\\(.)|(\*\*|\*|~|\$)|([^\\*~$]+|\\)", re.DOTALL)
+_TOKENS = re.compile(r"\\([\\*~$])|(\*\*|\*|~|\$)|([^\\*~$]+|\\)")
+"""A backslash before a character of the markup stands for that character; any other backslash for itself."""
 _STYLES = {"**": "bold", "*": "italic", "~": "small_caps", "$": "math"}
 
 

@@ -67,8 +67,12 @@ def _blocks(table: Table, width: int) -> list[str]:
         start = end
     if _total(widths, gap) > width >= sum(widths[:texts]) + _GAP * texts + _total(numbers, 1):
         gap = 1
-    least = [_longest_word(column) for column in zip(*[head, *rows], strict=True)][:texts]
+    columns_of_texts = list(zip(*[head, *rows], strict=True))[:texts]
+    least = [_longest_word(column) for column in columns_of_texts]
     room = width - sum(number + gap for number in numbers)
+    whole = [_longest_word(columns_of_texts[0], width), *least[1:]]
+    if _total(whole, _GAP) <= room:  # labels are names, which are copied
+        least = whole
     if not numbers:
         # Texts alone are wrapped ever narrower, since a row in several blocks could not be read
         narrower = ([min(size, most) for size in least] for most in (_LONGEST_WORD, _BROKEN, 12, 8, 5))
@@ -159,10 +163,10 @@ def _wrap(text: str, width: int) -> str:
     return "\n".join(wrap(text, max(2, width), break_on_hyphens=False, subsequent_indent=indent)) or text
 
 
-def _longest_word(texts: Iterable[str]) -> int:
+def _longest_word(texts: Iterable[str], most: int = _LONGEST_WORD) -> int:
     words = (word for text in texts for word in re.split(r"[ \n]+", text))
     longest = max(map(_columns, words), default=0)
-    return longest if longest <= _LONGEST_WORD else _BROKEN
+    return longest if longest <= most else _BROKEN
 
 
 def _shrunk(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:

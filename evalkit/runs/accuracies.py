@@ -24,9 +24,10 @@ from evalkit.runs.score_table import (
     OUTCOMES,
     ContinuousOutcome,
     sources_of,
+    weighted,
     why_unsized,
 )
-from evalkit.stats.estimates import error_of_average, mean
+from evalkit.stats.estimates import error_of_average, known_error, mean
 
 
 @dataclass(frozen=True)
@@ -166,12 +167,14 @@ def better_forms(results: Results, forms: Mapping[str, Sequence[str]]) -> list[t
 
 
 def _result(name: str, decisions: pd.DataFrame) -> TaskResult:
+    correct = weighted(decisions["correct"].to_numpy(float), decisions)
+    guessed = weighted(1 / decisions["choices"].to_numpy(float), decisions)
     return TaskResult(
         task=name,
         n=len(decisions),
-        value=float(decisions["correct"].mean()),
-        stderr=error_over_documents(decisions["correct"].to_numpy(float), decisions),
-        chance=float((1 / decisions["choices"]).mean()),
+        value=float(correct.mean()),
+        stderr=error_over_documents(correct, decisions),
+        chance=float(guessed.mean()),
         ties=int(decisions["tie"].sum()),
         truncated=None if decisions["truncated"].isna().any() else int((decisions["truncated"] > 0).sum()),
     )
@@ -183,8 +186,7 @@ def error_over_documents(values: Floats, documents: pd.DataFrame) -> float | Non
     `documents` has their subtask, doc_id and cluster. Where no source has two documents and there is one subject, it is
     that of the sample variance, as lm-eval's.
     """
-    error = mean(values, *sources_of(documents)).variance ** 0.5
-    return None if math.isnan(error) else error
+    return known_error(mean(values, *sources_of(documents)).stderr)
 
 
 def average_of(name: str, tasks: Sequence[TaskResult], size: int) -> Average:

@@ -44,8 +44,10 @@ LONGBENCH = "longbench"
 """Kind of LongBench's runs. Where no rule chooses answers, the manifest's rule is the kind."""
 
 MANIFEST, JOURNAL, SCORES, RESULTS = "manifest.json", "journal.jsonl", "scores.parquet", "results.json"
-WITHOUT_JOURNAL = "delete the folder and run its command again, which scores everything again"
-"""Advice for a run whose journal is missing."""
+CHECKPOINT = "config.json"
+"""File of a checkpoint and of no run; a checkpoint's folder may hold other programs' files with the names above."""
+WITHOUT_JOURNAL = "move the folder away and run its command again, which scores everything again"
+"""Advice for a run whose journal is missing. A folder that may be another program's is not to be deleted."""
 DIGEST = "sha256"
 """Key of a JSON file's digest of its other keys."""
 RUN = "evalkit.run"
@@ -244,13 +246,12 @@ class Run:
 
     @cached_property
     def scores(self) -> pd.DataFrame:
-        """The score table, one row for each (task, document, choice); columns as in `ScoreRow`, then `CLUSTER`."""
-        from evalkit.runs.score_table import CLUSTER, OPTIONAL, ScoreRow
+        """The score table, one row for each (task, document, choice); columns as in `ScoreRow`, then its cluster."""
+        from evalkit.runs.score_table import COLUMNS, OPTIONAL
 
         self.require_choices()
-        columns = [*ScoreRow._fields, CLUSTER]
-        table = self.table(SCORES, [column for column in columns if column not in OPTIONAL])
-        return table.assign(**{name: value for name, value in OPTIONAL.items() if name not in table})[columns]
+        table = self.table(SCORES, [column for column in COLUMNS if column not in OPTIONAL])
+        return table.assign(**{name: value for name, value in OPTIONAL.items() if name not in table})[list(COLUMNS)]
 
     def results(self, rule: str | None = None) -> Results:
         """Return accuracies under a rule; None: the run's own rule."""
@@ -332,6 +333,8 @@ class Run:
 def load_run(folder: Path | str) -> Run:
     """Open a run folder."""
     folder = values.path("run folder", folder)
+    if is_file(folder / CHECKPOINT):
+        raise RunError(f"{folder} is not a run folder: it has {CHECKPOINT}, so it is a checkpoint")
     if not is_file(folder / MANIFEST):
         raise RunError(f"{folder} is not a run folder: it has no {MANIFEST}")
     with _reading(folder, MANIFEST):
@@ -356,6 +359,13 @@ def _reading(folder: Path, name: str) -> Iterator[None]:
             advice = f"restore the original file, or {WITHOUT_JOURNAL}"
         reason = getattr(error, "strerror", None) or first_line(error)
         raise RunError(f"{folder / name} is damaged ({reason}); {advice}") from error
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Return whether a folder has files of a run, finished or not, and is not a checkpoint."""
+    if is_file(folder / CHECKPOINT):
+        return False
+    return any(is_file(folder / name) for name in (MANIFEST, RESULTS, JOURNAL))
 
 
 def is_file(path: Path) -> bool:

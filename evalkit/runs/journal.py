@@ -214,21 +214,30 @@ class FinishedRows:
         """Add a finished batch to the journal; see `Journal.append`."""
         self._add(*self._journal.append(entry, rows, packed))
 
-    def adopt(self, other: FinishedRows, keys: Collection[Key]) -> None:
-        """Add the rows of another run that have these keys and are missing here."""
+    def take(self, other: FinishedRows, keys: Collection[Key], in_batches: bool) -> None:
+        """Add the rows of another run that have these keys and are missing here.
+
+        `in_batches`: the keys are those of whole batches, which this run has under the same numbers.
+        """
         import pyarrow as pa
 
         for entry, batch, of_rows in other.keyed():
             kept = [key in keys and key not in self._keys for key in of_rows]
             if any(kept):
                 seconds = round(entry.seconds * sum(kept) / len(kept), 4)
-                self.append(replace(entry, batch=NO_BATCH, seconds=seconds), batch.filter(pa.array(kept)))
+                number = entry.batch if in_batches else NO_BATCH
+                self.append(replace(entry, batch=number, seconds=seconds), batch.filter(pa.array(kept)))
 
     def keyed(self) -> Iterator[tuple[Entry, pa.RecordBatch, Iterator[Key]]]:
         """Yield the entries with their rows and the keys of these."""
         for entry in self.entries:
             batch = self._journal.rows(entry)
             yield entry, batch, self._keys_of(entry, batch)
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether any rows are those of a planned batch."""
+        return any(entry.batch != NO_BATCH for entry in self.entries)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._keys

@@ -10,12 +10,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
+from evalkit.data.requests import is_macro
 from evalkit.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalkit.stats.estimates import Codes
+    from evalkit.stats.estimates import Codes, Floats
 
 Segment = Literal["special", "instruction", "context", "continuation", "end"]
 SEGMENTS: tuple[str, ...] = get_args(Segment)
@@ -62,7 +63,12 @@ class ScoreRow(NamedTuple):
     """Tokens that span a boundary between segments."""
     greedy: float | None = None
     """1 if every token of the continuation is the argmax, 0 if not; None for a document with choices."""
+    texts: str = ""
+    """Digest of the document's texts and gold answer, in the journal only."""
 
+
+COLUMNS = (*(name for name in ScoreRow._fields if name != "texts"), CLUSTER)
+"""Columns of the score table."""
 
 OPTIONAL = {"greedy": float("nan")}
 """Columns that tables of earlier runs lack, with their values."""
@@ -85,15 +91,28 @@ def sources_of(documents: pd.DataFrame) -> tuple[Codes | None, Codes | None]:
     return clusters, np.asarray(subjects, np.int64) if len(names) > 1 else None
 
 
+def weighted(values: Floats, documents: pd.DataFrame) -> Floats:
+    """Return [..., n] values of a task's documents whose mean over them is that of the task.
+
+    They are the values themselves, except where each subject counts the same (`is_macro`): with n documents in s
+    subjects, those of a subject with m documents are multiplied by n / (s m). The stratified error of the mean is then
+    that of the mean over subjects, too.
+    """
+    if not is_macro(str(documents["task"].iloc[0])):
+        return values
+    subjects = documents["subtask"]
+    sizes = subjects.map(subjects.value_counts()).to_numpy(float)
+    return values * (len(subjects) / (subjects.nunique() * sizes))
+
+
 def score_table(rows: Sequence[ScoreRow], clusters: Mapping[tuple[str, int], int]) -> pd.DataFrame:
     """Build the score table in the order of the rows; `clusters`: (subtask, document) → cluster, by default its own."""
     import pandas as pd
 
     table = pd.DataFrame(rows, columns=list(ScoreRow._fields))
-    numbers = [column for column in ScoreRow._fields if column.startswith("ll_") or column in OPTIONAL]
-    table = table.astype(dict.fromkeys(numbers, "float64"))
     table[CLUSTER] = [clusters.get((row.subtask, row.doc_id), row.doc_id) for row in rows]
-    return table
+    numbers = [column for column in COLUMNS if column.startswith("ll_") or column in OPTIONAL]
+    return table[list(COLUMNS)].astype(dict.fromkeys(numbers, "float64"))
 
 
 def uncounted(table: pd.DataFrame) -> pd.DataFrame:

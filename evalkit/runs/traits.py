@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from evalkit.escape import counted
+from evalkit.escape import counted, printable
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import outcome_of
 
@@ -92,13 +92,23 @@ def kinds(manifest: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(" ".join(device.kind) for device in places(manifest)))
 
 
-def mixture(manifest: Mapping[str, Any]) -> list[str]:
-    """Return notes about a run that was computed on several kinds of devices; none for a single kind."""
+def loading_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return what loading the model reported: settings of config.json that are not computed, tokens left out."""
+    loaded = manifest.get("loaded") or {}
+    notes = list(loaded.get("remarks", ()))
+    if ending := loaded.get("left_out"):
+        notes.append(f"{printable(ending)}, which the tokenizer adds after each text, is only where a template has it")
+    return notes
+
+
+def computation_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return notes about a run's model as it was loaded, and about several kinds of devices that computed it."""
+    notes = loading_notes(manifest)
     several = kinds(manifest)
-    if len(several) < 2:
-        return []
-    parts = " and in part on ".join(several)
-    return [f"computed in part on {parts}, which round differently; manifest.json lists the batches"]
+    if len(several) > 1:
+        parts = " and in part on ".join(several)
+        notes.append(f"computed in part on {parts}, which round differently; manifest.json lists the batches")
+    return notes
 
 
 @dataclass(frozen=True)
@@ -204,12 +214,13 @@ def selection_words(run: Run) -> str:
 def documents_read(specification: Mapping[str, Any]) -> str:
     """Return which documents of each task are read: "limit 200", "sample 500 (seed 3)"; empty if all.
 
-    Of an imported log with any other documents it is "selection" with the beginning of a hash; "unknown selection" if
-    they may be all.
+    Of a look of `decide` it also has the earlier ones: "sample 283 after 200". Of an imported log with any other
+    documents it is "selection" with the beginning of a hash; "unknown selection" if they may be all.
     """
     if (size := specification.get("sample")) is not None:
         seed = specification["seed"]
-        return f"sample {size:,}" + (f" (seed {seed})" if seed else "")
+        earlier = ", ".join(map(str, specification.get("earlier", ())))
+        return f"sample {size:,}" + (f" (seed {seed})" if seed else "") + (f" after {earlier}" if earlier else "")
     if selection := specification.get("selection"):
         return f"{'unknown ' * _may_be_all(specification)}selection {selection[:7]}"
     limit = specification.get("limit")
@@ -278,9 +289,21 @@ def unofficial_notes(manifest: Mapping[str, Any]) -> list[str]:
     return [f"not the official {kind} of {', '.join(tasks)}" for kind, tasks in unofficial(manifest).items()]
 
 
+def caveat_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the run's caveats of tasks and groups, such as documents without a valid gold answer, with their names."""
+    return [f"{name}: {text}" for name, texts in manifest.get("caveats", {}).items() for text in texts]
+
+
+def mark_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return what an asterisk after the name of a task or group means in a table of the run."""
+    unofficial_documents = ["not the official documents of the task"] if unofficial(manifest) else []
+    return [f"*: {note}" for note in (*unofficial_documents, *caveat_notes(manifest))]
+
+
 def caveats(manifest: Mapping[str, Any], task: str) -> list[str]:
-    """Return a note for each kind of unofficial material in a task."""
-    return [f"not the official {kind}" for kind, tasks in unofficial(manifest).items() if task in tasks]
+    """Return the caveats of a task: a note for each kind of unofficial material, and those of the run."""
+    notes = [f"not the official {kind}" for kind, tasks in unofficial(manifest).items() if task in tasks]
+    return [*notes, *manifest.get("caveats", {}).get(task, ())]
 
 
 def model_differences(a: Run, b: Run) -> list[str]:

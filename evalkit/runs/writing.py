@@ -291,9 +291,14 @@ class RunWriter:
         return self._save_sealed(MANIFEST, self.manifest)
 
     def save_results(self, content: Any) -> None:
-        """Write the results, with digests of all written files. Last, since their presence marks a run as complete."""
+        """Write the results, with digests of all written files and the manifest's caveats.
+
+        Last, since their presence marks a run as complete.
+        """
         used = devices((entry.task, entry.batch, entry.place) for entry in self._entries)
         files = {MANIFEST: self.save_manifest(devices=used)} | self._files
+        if "caveats" in self.manifest:
+            content = content | {"caveats": self.manifest["caveats"]}
         self._save_sealed(RESULTS, {"run": self.manifest["id"], "files": files, **content})
 
     def save_table(self, name: str, table: pd.DataFrame) -> None:

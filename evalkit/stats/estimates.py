@@ -24,6 +24,8 @@ Value = TypeVar("Value")
 
 CONFIDENCE = 0.95
 """Confidence level of every interval."""
+_ROUNDING = 1e-12
+"""Up to which an error of equal values differs from 0."""
 
 
 class Estimate(NamedTuple):
@@ -134,14 +136,22 @@ def average(estimates: Sequence[Estimate], samples: Sequence[str] = ()) -> Estim
     return Estimate(value, float(parts.sum()), _satterthwaite(parts, freedom), skewed)
 
 
+def known_error(error: float) -> float | None:
+    """Return a standard error or deviation; None if it is NaN, or 0 but for rounding.
+
+    Values that are all equal, such as two right answers of two, do not show how much others would vary.
+    """
+    return error if error > _ROUNDING else None
+
+
 def error_of_share(share: float, n: int) -> float | None:
     """Return the standard error of a share of n documents (sample variance, as lm-eval's); None for n = 1."""
     return math.sqrt(share * (1 - share) / (n - 1)) if n > 1 else None
 
 
 def error_of_mean(values: Floats) -> float | None:
-    """Return the standard error of the mean of independent values, s / √n; None for a single value."""
-    return float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else None
+    """Return the standard error of the mean of independent values, s / √n; None for a single value or equal ones."""
+    return known_error(float(values.std(ddof=1)) / len(values) ** 0.5) if len(values) > 1 else None
 
 
 def error_of_average(errors: Sequence[float | None], samples: Sequence[str] = ()) -> float | None:

@@ -30,7 +30,7 @@ from evalkit.comparison.differences import (
 from evalkit.comparison.line import ScoredLine, average_difference, by_task, length_ratio
 from evalkit.comparison.pairing import pair
 from evalkit.comparison.sentences import Unit, unit_of
-from evalkit.comparison.sides import sides_of
+from evalkit.comparison.sides import claim_of, sides_of
 from evalkit.display import Progress, doing
 from evalkit.errors import UsageError
 from evalkit.escape import counted
@@ -66,6 +66,8 @@ class Decision:
     b: str
     runs: tuple[str, str]
     """Folders of the runs on the last sample."""
+    caution: str
+    """As of `Claim`."""
     measure: Measure
     margin: float
     steps: tuple[Step, ...]
@@ -140,7 +142,8 @@ def decide(
         sizes = _sizes(models[0], options, progress)
         looks = samples(sizes.values(), most)
         for number, sample in enumerate(looks):
-            plans = [planned(model, {**options, "sample": sample}, progress.say) for model in models]
+            of_look = {**options, "sample": sample}
+            plans = [planned(model, of_look, progress.say, looks[:number]) for model in models]
             runs = [run_plan(plan, progress, holder) for plan, holder in zip(plans, holders, strict=True)]
             with doing("comparing"):
                 a, b = sides_of(runs, [])
@@ -161,14 +164,15 @@ def decide(
     last = level_of([sizes[task] for task in pairing.names], looks, -1, lines)
     documents = sum(min(sizes[task], looks[-1]) for task in pairing.names)
     folders, ratio = (str(runs[0].folder), str(runs[1].folder)), length_ratio(last, ALPHA, average.freedom)
-    return Decision(a.name, b.name, folders, measure, width, tuple(steps), documents, ratio)
+    caution = claim_of(a, b).caution
+    return Decision(a.name, b.name, folders, caution, measure, width, tuple(steps), documents, ratio)
 
 
 def _sizes(model: str, options: Mapping[str, Any], progress: Progress) -> dict[str, int]:
     """Return the documents that each task has. Raises `UsageError` if samples of the benchmark cannot grow."""
     if "sample" in settings_of(request_type(options.get("suite"))):
         plan = planned(model, {**options, "sample": LEAST}, progress.say)
-        if benchmark(plan.manifest["kind"]).keys(plan):
+        if benchmark(plan.manifest["kind"]).shared_rows(plan):
             return {task: int(about["total"]) for task, about in plan.manifest["documents"].items()}
     raise UsageError(f"suite {options.get('suite') or DEFAULT_SUITE} has no samples that grow; choose another")
 
@@ -213,4 +217,5 @@ def decision_report(decision: Decision) -> Report:
     records = [{"a": a, "b": b} | {name: getattr(step, name) for name in ("sample", "documents", "verdict")}
                | {name: getattr(step.average, name) for name in ("difference", "low", "high", "stderr")}
                for step in steps]  # fmt: skip
-    return Report((simple_table("decision", headers, rows),), (verdict,), facts, notes, content, records)
+    report = Report((simple_table("decision", headers, rows),), (verdict,), facts, notes, content, records)
+    return report.with_caution(decision.caution)

@@ -16,8 +16,9 @@ from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.request import TaskTokens, remembered, remembering
 from evalkit.display import Say, clock, doing, imports
-from evalkit.errors import EvalkitError, UsageError
+from evalkit.errors import EvalkitError, SeveralErrors, UsageError
 from evalkit.escape import counted
+from evalkit.models.loading.configuration import remarks_of
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import tokenizer_alone
 from evalkit.models.zoo.shapes import BYTES, parameter_count
@@ -50,7 +51,7 @@ class _Estimate:
 
 
 def dry_run_report(study: Study, say: Say) -> Report:
-    """Return the report; raises as `plan_runs`."""
+    """Return the report; raises as `plan_runs`, also for what only a run's documents or tokenizer show."""
     plans = [(run.benchmark.name, plan) for run, plan in plan_runs(study, say) if not isinstance(plan, Run)]
     estimates, notes = _estimates(plans, say)
     groups: dict[tuple[str, int | None], list[_Estimate]] = {}
@@ -62,7 +63,10 @@ def dry_run_report(study: Study, say: Say) -> Report:
 
 
 def plans_report(plans: Sequence[tuple[str, Plan]], say: Say) -> Report:
-    """Return the report of (name of the checkpoint, plan): of one run by task, of several by checkpoint."""
+    """Return the report of (name of the checkpoint, plan): of one run by task, of several by checkpoint.
+
+    Raises an `EvalkitError` if a run would fail.
+    """
     estimates, notes = _estimates(plans, say)
     total = _record(estimates)
     if len(estimates) > 1:
@@ -79,18 +83,24 @@ def _estimates(plans: Sequence[tuple[str, Plan]], say: Say) -> tuple[list[_Estim
     """Return the estimates, and notes: a message for each benchmark without estimates, and what the others rest on."""
     from evalkit.models.parts import resolve_device
 
-    estimates, problems, speeds = list[_Estimate](), dict[str, None](), dict[tuple[str, str], tuple[float, float]]()
+    estimates, unknown, speeds = list[_Estimate](), dict[str, None](), dict[tuple[str, str], tuple[float, float]]()
+    problems: dict[str, EvalkitError] = {}
     with remembering(), doing("tokenising samples", slow=imports("transformers")):
         for name, plan in plans:
             device, tasks = "", list[TaskTokens]()
             try:
                 device = resolve_device(plan.request.model.device)
             except UsageError as error:
-                problems[f"time is not estimated: {error}"] = None
+                unknown[f"time is not estimated: {error}"] = None
             try:
+                remarks = remarks_of(plan.checkpoint)
+                unknown.update(dict.fromkeys(f"{plan.checkpoint.given}: {remark}" for remark in remarks))
                 tasks = _sampled_tokens(plan, say)
             except EvalkitError as error:
-                problems[f"{name}: {error}; not in the totals"] = None
+                problems[f"{plan.checkpoint.given}, {plan.manifest['kind']}: {error}"] = error
+                continue
+            if not tasks:
+                unknown[f"{name}: its benchmark cannot estimate tokens; not in the totals"] = None
             share, parameters = share_of(plan), parameter_count(plan.checkpoint)
             seconds = 0.0 if share == 1 else None
             if tasks and device and parameters and share < 1:
@@ -102,6 +112,10 @@ def _estimates(plans: Sequence[tuple[str, Plan]], say: Say) -> tuple[list[_Estim
                 reading = parameters * BYTES[key[1]] * sum(task.generated for task in tasks) / read
                 seconds = (1 - share) * (products + reading + sum(task.seconds for task in tasks))
             estimates.append(_Estimate(name, plan, parameters, tasks, share, seconds))
+    if len(problems) == 1 == len(plans):
+        raise next(iter(problems.values()))
+    if problems:
+        raise SeveralErrors(f"{counted(len(problems), 'run')} would fail", list(problems))
     notes = [f"tokens: of at most {_SAMPLE} documents of each task, scaled up; distinct: shared prefixes counted once"]
     if speeds:
         names = ", ".join(dict.fromkeys(device for device, _ in speeds))
@@ -109,7 +123,7 @@ def _estimates(plans: Sequence[tuple[str, Plan]], say: Say) -> tuple[list[_Estim
             f"time: from a matrix product timed now on {names}, of whose speed scoring is assumed to reach "
             f"{_EFFICIENCY:.0%}; without loading and preparing models; answers may end before their longest length"
         )
-    return estimates, [*problems, *notes]
+    return estimates, [*unknown, *notes]
 
 
 def _sampled_tokens(plan: Plan, say: Say) -> list[TaskTokens]:

@@ -98,9 +98,9 @@ class StudyResults:
         return sentences
 
 
-def read_results(path: Path) -> StudyResults:
+def read_results(path: Path, root: Path | None = None) -> StudyResults:
     """Read a study and open its results; raises as `read_study`."""
-    return StudyResults(read_study(path))
+    return StudyResults(read_study(path, root))
 
 
 def _change_of(run: Run, checkpoint: StudyCheckpoint) -> str:

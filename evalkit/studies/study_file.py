@@ -53,6 +53,8 @@ from evalkit.studies.study import Study, StudyBenchmark, StudyCheckpoint, StudyT
 from evalkit.tables.layout import layout_names
 
 _MODEL_OPTIONS = tuple(settings_of(ModelSpec))
+_SOURCES = ("data_dir", "include_path", "allow_unofficial_data")
+"""Settings of where documents come from, which benchmarks that make their own do not need."""
 _YAML = (".yaml", ".yml")
 
 
@@ -87,8 +89,8 @@ class _StudyFile(FileSettings):
     pair_seeds: bool = False
 
 
-def read_study(path: Path) -> Study:
-    """Read a study file and find its checkpoints.
+def read_study(path: Path, root: Path | None = None) -> Study:
+    """Read a study file and find its checkpoints; `root` is a folder of its runs in place of its own, such as a copy.
 
     Checkpoints that were evaluated stand for seeds of a pattern without a folder, and for steps whose folders are gone.
 
@@ -101,13 +103,12 @@ def read_study(path: Path) -> Study:
     if content.output is not None:
         output = path.parent / given_path(f"{where}: 'output'", content.output).expanduser()
     location = Path(os.path.relpath(path.parent.resolve(), output.resolve())).as_posix()
+    output = root or output
     folders = StudyFolders(path.parent, recorded_checkpoints(output, location))
     benchmarks = tuple(
         _benchmark(f"{where}, benchmark '{name}'", folders, name, given or {}, content.settings)
         for name, given in content.benchmarks.items()
     )
-    known = {option for benchmark in benchmarks for option in _options_of(benchmark.kind)} - {"suite"}
-    _check_known(f"{where}, 'settings'", "setting", content.settings, known)
     of_models = {name: value for name, value in content.settings.items() if name in _MODEL_OPTIONS}
     checkpoints = tuple(
         replace(checkpoint, in_pairs=content.pair_seeds)
@@ -162,6 +163,8 @@ def _benchmark(
     given = dict(given)
     only = names(f"{where}: 'checkpoints'", given.pop("checkpoints")) if "checkpoints" in given else ()
     _check_known(where, "setting", given, (*known, "checkpoints"))
+    # One that a benchmark lacks would change some of the study's numbers and not others
+    _check_known(f"{where}: 'settings' are for all benchmarks", "setting", settings, {*known, *_SOURCES})
     shared = {option: value for option, value in settings.items() if option in known and option not in _MODEL_OPTIONS}
     written = {**shared, **given, "suite": given.get("suite", name)}
     options = folders.options({**written, "suite": suite}, ModelSpec, benchmark(kind).request)

@@ -40,6 +40,8 @@ class FilledTable:
     """Why there is no table."""
     without_row: tuple[str, ...] = ()
     """A sentence for each model of the study that is not in the table."""
+    waits: bool = False
+    """Whether a run that may fill it is not finished."""
 
 
 def study_table(results: StudyResults, request: TableRequest, benchmark: str | None) -> FilledTable:
@@ -81,7 +83,9 @@ def study_table(results: StudyResults, request: TableRequest, benchmark: str | N
     rows = {key: runs for key, runs in rows.items() if key not in alone}
     if not rows.keys() & rows_by_key(layout).keys():
         why = "; ".join([*(text.rstrip(".") for text in remarks), *without_row])
-        return FilledTable(layout.name, None, f"no row has a finished run on {chosen.name} ({why})")
+        planned = [checkpoint for name in study.names_on(chosen) for checkpoint in select(study, name).checkpoints]
+        waits = bool(results.missing(planned, chosen))
+        return FilledTable(layout.name, None, f"no row has a finished run on {chosen.name} ({why})", waits=waits)
     default = chosen.rule if request.outcome in (None, ACCURACY, MARGIN) else None
     request = replace(request, drop_empty=request.drop_empty or given.drop_empty, rule=request.rule or default)
     table = made_of_runs(layout, RunMapping(None, rows), request, tuple(remarks))

@@ -17,8 +17,9 @@ from pathlib import Path
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.comparison.comparison import compare_sides
 from evalkit.comparison.curves import curve
+from evalkit.comparison.naming import are_alike
 from evalkit.comparison.sentences import page_unit
-from evalkit.comparison.sides import Side, check_uniform, step_of, step_of_checkpoint
+from evalkit.comparison.sides import Side, step_of, step_of_checkpoint
 from evalkit.display import Say
 from evalkit.errors import EvalkitError
 from evalkit.escape import printable
@@ -26,6 +27,7 @@ from evalkit.models.loading.files import FileStates, file_states, is_begun, why_
 from evalkit.models.loading.locate import silent
 from evalkit.runs.finding import list_runs
 from evalkit.runs.folder import Run
+from evalkit.runs.traits import model_differences
 
 
 @dataclass
@@ -61,7 +63,8 @@ class GrowingCurve:
         for other in sorted(list_runs(run.folder.parent), key=lambda known: str(known.manifest["created"])):
             path = other.manifest.get("path")
             is_gone = path is not None and str(Path(path).parent) == folder and not Path(path).exists()
-            if is_gone and other.complete and (step := step_of(other)) is not None and _are_alike(run, other):
+            is_alike = other.complete and are_alike(run, other) and not model_differences(run, other)
+            if is_gone and is_alike and (step := step_of(other)) is not None:
                 earlier[step] = other
         return earlier
 
@@ -86,16 +89,6 @@ class GrowingCurve:
             curves([curve(Side(printable(self.folder.resolve().name), runs), self._rule)], self.plot)
         except EvalkitError as error:
             self.say(f"{self.plot} is not drawn: {error}")
-
-
-def _are_alike(run: Run, other: Run) -> bool:
-    """Return whether two runs of the same tasks can be points of one curve."""
-    first, second = ((each.kind, each.suite, set(each.manifest["documents"])) for each in (run, other))
-    try:
-        check_uniform(Side("", (run, other)))
-    except EvalkitError:
-        return False
-    return first == second
 
 
 _TEMPORARY = re.compile(r"[._]|te?mp|.*(\.|_|-)(te?mp|part|partial|incomplete|writing)$|.*~$", re.IGNORECASE)

@@ -1,7 +1,8 @@
 """Audit of the paper's tables and its sentences about them, by the printed numbers.
 
-In: layouts, the numbers as printed, and claims (`results/published/claims.yaml`). Out: a table of findings and
-verdicts. Three questions are answered from the printed tables alone:
+In: layouts, the numbers as printed, and claims (`results/published/claims.yaml`). Out: a report: how many findings each
+table has; the findings, table by table; then the sentences that follow, and those that no table can verify. Three
+questions are answered from the printed tables alone:
 
 1. Is each printed average the mean of its parts, rounded half up? If not, could the rounding of the parts explain it
    (`decimals.could_print`)?
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations
@@ -42,7 +44,8 @@ from evalkit.models.zoo.named import named_model
 from evalkit.models.zoo.shapes import parameters, read_shape
 from evalkit.paths import resource
 from evalkit.reporting.decimals import could_print, half_up, to_text
-from evalkit.reporting.table import Line, Section, Table, literal, parse, plain
+from evalkit.reporting.report import Report
+from evalkit.reporting.table import plain, simple_table
 from evalkit.tables.fill import CellKey, Numbers, Printed, computed, contests, printed_cells, published_numbers
 from evalkit.tables.layout import TableLayout, layout_names, load_layout
 
@@ -50,8 +53,9 @@ TOLERANCE = (
     "Rounding is decimal, half up. A printed number stands for any within half a unit of its last digit, so a printed "
     "average less than a whole unit away from the mean of its printed parts may still be right; farther away it is not."
 )
-FAILS, HOLDS = "Sentences that do not follow from the tables", "Sentences that do"
-UNCHECKED = "Sentences that the tables cannot verify"
+CONTRADICTED, FAILS, HOLDS, UNCHECKED = "contradicts", "does not follow", "follows", "not verifiable"
+"""Verdicts on a value, and three on a sentence."""
+_WITHOUT_TABLE = "text"
 
 
 class Audited(NamedTuple):
@@ -66,17 +70,28 @@ class Audited(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A printed value that contradicts the printed numbers."""
+    """A printed value that contradicts the printed numbers, or a sentence; what the numbers make of it."""
 
     table: str
-    row: str
-    column: str
+    """Tables whose numbers it depends on, separated by commas."""
+    what: str
+    """Row and column of a value; the paraphrase of a sentence."""
     printed: str
     recomputed: str
     why: str
+    where: str = ""
+    """Place of a sentence in the paper."""
+    verdict: str = CONTRADICTED
+    key: str = ""
+    """Key of the claim."""
+
+    @property
+    def full(self) -> str:
+        """What it is about, of a sentence with its place."""
+        return f"{self.where}: {self.what}" if self.where else self.what
 
 
-def audited(names: Sequence[str]) -> Table:
+def audited(names: Sequence[str]) -> Report:
     """Audit tables, and the sentences about them, against the printed numbers.
 
     All other tables are read too, for comparison; sentences about no table are included if all tables are audited.
@@ -85,12 +100,54 @@ def audited(names: Sequence[str]) -> Table:
     shown = {Path(name).stem for name in names}
     tables = [Audited(layout, published_numbers(layout), printed_cells(layout)) for layout in layouts]
     within = [finding for table in tables for finding in (*audit_averages(table), *audit_marks(table))]
-    findings = [_line(*finding) for finding in (*within, *audit_rows(tables)) if finding.table in shown]
+    findings = [finding for finding in (*within, *audit_rows(tables)) if finding.table in shown]
     claims = read_claims(resource("results", "published", "claims.yaml"))
-    verdicts = check_claims(claims, tables, None if shown.issuperset(layout_names()) else shown)
-    corner, *facts = map(literal, Finding._fields)
-    sections = (Section((), "line", tuple(findings)), *verdicts)
-    return Table("audit", (), corner, tuple(facts), (), sections, (parse(TOLERANCE, "audit"),))
+    findings += check_claims(claims, tables, None if shown.issuperset(layout_names()) else shown)
+    wrong: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.verdict in (CONTRADICTED, FAILS):
+            wrong.setdefault(finding.table, []).append(finding)
+    parts = [_summary(findings), *(_block(table, members) for table, members in sorted(wrong.items()))]
+    titles = {HOLDS: "Sentences that follow", UNCHECKED: "Sentences that the tables cannot verify"}
+    lists = [_sentences(findings, verdict, title) for verdict, title in titles.items()]
+    parts += [part for part in lists if part.facts]
+    records = [finding._asdict() for finding in findings]
+    return Report((), content=records, records=records, parts=tuple(parts))
+
+
+def _summary(findings: Sequence[Finding]) -> Report:
+    """Return a report of the number of findings of each kind, by table."""
+    verdicts = (CONTRADICTED, FAILS, HOLDS, UNCHECKED)
+    rows = []
+    for name in sorted({finding.table for finding in findings}):
+        count = Counter(finding.verdict for finding in findings if finding.table == name)
+        rows.append([name, *(str(count[verdict] or "") for verdict in verdicts)])
+    total = Counter(finding.verdict for finding in findings)
+    rows.append(["total", *(str(total[verdict]) for verdict in verdicts)])
+    table = simple_table("audit", ["table", *verdicts], rows, ruled=(len(rows) - 1,))
+    sentences = total.total() - total[CONTRADICTED]
+    verdict = (
+        f"Printed values that contradict the numbers beside them: {total[CONTRADICTED]}. Of {sentences} sentences "
+        f"{total[FAILS]} do not follow from the tables, {total[HOLDS]} do, and {total[UNCHECKED]} cannot be verified."
+    )
+    return Report((table,), (verdict,), notes=(TOLERANCE,))
+
+
+def _block(table: str, findings: Sequence[Finding]) -> Report:
+    """Return a report of what contradicts a table, or the tables together."""
+    rows = [[finding.full, finding.printed, finding.recomputed, finding.why] for finding in findings]
+    name = f"audit_{table.replace(', ', '_')}"
+    return Report((simple_table(name, ["what", "printed", "recomputed", "why"], rows, texts=4),), (table,))
+
+
+def _sentences(findings: Sequence[Finding], verdict: str, title: str) -> Report:
+    """Return a list of the sentences with a verdict, those of a table together."""
+    members = sorted((finding for finding in findings if finding.verdict == verdict), key=lambda each: each.table)
+    facts = []
+    for finding in members:
+        numbers = "; ".join(filter(None, (finding.printed, finding.recomputed, finding.why)))
+        facts.append(f"{finding.table}, {finding.full}: {numbers}")
+    return Report((), (title,), facts=tuple(facts))
 
 
 def audit_averages(table: Audited) -> Iterator[Finding]:
@@ -104,7 +161,7 @@ def audit_averages(table: Audited) -> Iterator[Finding]:
         exact = to_text(value, 4)
         shown = exact.rstrip("0").rstrip(".") if Fraction(exact) == value else f"{to_text(value, 3)}…"
         texts = to_text(printed, places), to_text(value, places), f"the mean is {shown}; {why}"
-        yield Finding(layout.name, *_row_and_column(layout, _name(layout, model), measure), *texts)
+        yield Finding(layout.name, _row_and_column(layout, _name(layout, model), measure), *texts)
 
 
 def audit_marks(table: Audited) -> Iterator[Finding]:
@@ -129,7 +186,7 @@ def audit_marks(table: Audited) -> Iterator[Finding]:
         among = "all" if len(models) == len(layout.model_items) else ends
         right = [model for model in models if model in winners]
         texts = listed(marked, mark, measure, as_printed), listed(right, mark, measure, values)
-        yield Finding(layout.name, *_row_and_column(layout, among, measure), *texts, why)
+        yield Finding(layout.name, _row_and_column(layout, among, measure), *texts, why)
 
 
 def audit_rows(tables: Sequence[Audited]) -> Iterator[Finding]:
@@ -150,16 +207,12 @@ def audit_rows(tables: Sequence[Audited]) -> Iterator[Finding]:
             why = f"described alike, but {len(differing)} of {len(shared)} numbers differ"
         row, printed = f"{_name(other.layout, other_key)} ({other_key})", _listed(other, other_key, shared)
         recomputed = f"{table.layout.name}, {_name(table.layout, key)} ({key}): {_listed(table, key, shared)}"
-        yield Finding(other.layout.name, row, f"{len(shared)} tasks", printed, recomputed, why)
+        yield Finding(other.layout.name, f"{row}, {len(shared)} tasks", printed, recomputed, why)
 
 
-def _line(label: str, *texts: str, key: str = "") -> Line:
-    return Line(key or label, literal(label), False, tuple(map(literal, texts)), ())
-
-
-def _row_and_column(layout: TableLayout, models: str, measure: str) -> tuple[str, str]:
+def _row_and_column(layout: TableLayout, models: str, measure: str) -> str:
     label = plain(layout.measures[measure].label)
-    return (models, label) if layout.models_are_rows else (label, models)
+    return f"{models}, {label}" if layout.models_are_rows else f"{label}, {models}"
 
 
 def _listed(table: Audited, key: str, tasks: Sequence[str]) -> str:
@@ -211,24 +264,25 @@ def read_claims(path: Path) -> Claims:
     return read_settings(path, Claims, TableError)
 
 
-def check_claims(content: Claims, tables: Sequence[Audited], about: set[str] | None = None) -> list[Section]:
-    """Return sections of verdicts on claims about some tables, by default on all; what does not follow first."""
-    lines: dict[str, list[Line]] = {FAILS: [], HOLDS: [], UNCHECKED: []}
+def check_claims(content: Claims, tables: Sequence[Audited], about: set[str] | None = None) -> list[Finding]:
+    """Return a finding for each claim about some tables, by default about all."""
+    findings = []
     recomputed, printed = (_Evaluator(tables, content.models, as_printed) for as_printed in (False, True))
     for key, claim in content.claims.items():
         recomputed.used.clear()
-        title, why, shown = UNCHECKED, claim.unchecked, ""
+        verdict, remarks, shown = UNCHECKED, [claim.unchecked], ""
         if not claim.unchecked:
             with reading_as(f"claim '{key}'", "relations of numbers", TableError):
                 (follows, values), (follows_printed, _) = recomputed.check(claim), printed.check(claim)
-            title, why = (HOLDS, "holds") if follows else (FAILS, "does not follow")
+            verdict, remarks = HOLDS if follows else FAILS, []
             if follows_printed and not follows:
-                why = "holds by the printed averages only"
+                remarks = ["holds by the printed averages only"]
             shown = "; ".join(", ".join(map(_shown, group)) for group in values)
         if about is None or recomputed.used & about:
-            names, remarks = ", ".join(sorted(recomputed.used)) or "text", "; ".join(filter(None, (why, claim.note)))
-            lines[title].append(_line(names, claim.where, claim.says, claim.printed, shown, remarks, key=key))
-    return [Section(literal(title), "heading", tuple(group)) for title, group in lines.items() if group]
+            names = ", ".join(sorted(recomputed.used)) or _WITHOUT_TABLE
+            why = "; ".join(filter(None, (*remarks, claim.note)))
+            findings.append(Finding(names, claim.says, claim.printed, shown, why, claim.where, verdict, key))
+    return findings
 
 
 Values = list[Fraction]

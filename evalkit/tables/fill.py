@@ -176,7 +176,9 @@ def fill(
     """
     cells, places = computed(layout, numbers), layout.decimals
     marks: dict[CellKey, frozenset[str]] = defaultdict(frozenset)
-    for mark, measure, _, winners in contests(layout, {key: number.value for key, number in cells.items()}):
+    for mark, measure, models, winners in contests(layout, {key: number.value for key, number in cells.items()}):
+        if all(model in winners for model in models if (model, measure) in cells):
+            continue  # all are equal; the paper marks these too
         for model in winners:
             marks[model, measure] |= {mark}
     if printed is not None:

@@ -18,7 +18,7 @@ from evalkit.paths import resource
 from evalkit.reporting.decimals import half_up, to_text
 from evalkit.reporting.table import Table, literal
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import origin_notes, summary, traits, unofficial
+from evalkit.runs.traits import loading_notes, origin_notes, summary, traits, unofficial
 from evalkit.tables.fill import Number, computed, fill, published_numbers, with_averages
 from evalkit.tables.layout import AVERAGE, Group, LayoutItem, TableLayout, load_layout
 from evalkit.tables.measured import task_values
@@ -84,7 +84,8 @@ def _notes(layout: TableLayout, run: Run, rule: str, protocols: Mapping[str, Pub
             apart = to_text(half_up(average.value, places) - half_up(theirs, places), places, signed=True)
             ours = f"Average under {protocol.name}'s rules: {to_text(average.value, places)}"
             yield f"{ours}, {apart} from its {to_text(theirs, places)}."
-    yield f"Your run: {'; '.join([summary(run, rule), *origin_notes(run.manifest)])}."
+    notes = (*origin_notes(run.manifest), *loading_notes(run.manifest))
+    yield f"Your run: {'; '.join([summary(run, rule), *notes])}."
     for protocol in protocols.values():
         by_rule: dict[str, list[str]] = {}
         for task, other_rule in protocol.rules.items():

@@ -22,6 +22,7 @@ from evalkit.benchmarks.differences import differences
 from evalkit.benchmarks.multiple_choice.suites import filled
 from evalkit.benchmarks.outcomes import Comparable
 from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.run_listing import documents_words
 from evalkit.comparison.comparison import p_value
 from evalkit.comparison.pairing import Pairing, pair
 from evalkit.comparison.sides import Side
@@ -30,9 +31,17 @@ from evalkit.reporting.decimals import mean, of_float
 from evalkit.reporting.table import Text, literal
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import MARGIN
-from evalkit.runs.traits import model_differences, origin_notes, same_checkpoint, summary, unofficial_notes
+from evalkit.runs.traits import (
+    caveat_notes,
+    loading_notes,
+    model_differences,
+    origin_notes,
+    same_checkpoint,
+    summary,
+    unofficial_notes,
+)
 from evalkit.stats.adjusted import with_one_won_and_one_lost
-from evalkit.stats.estimates import error_of_average
+from evalkit.stats.estimates import error_of_average, known_error
 from evalkit.stats.estimates import mean as mean_over_documents
 from evalkit.stats.power import ALPHA
 from evalkit.stats.significance import holm
@@ -81,13 +90,23 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
         if twice := [row for row in values if row in numbers]:
             raise TableError(f"row '{twice[0]}' has both a run and numbers in {mapping.values}; remove one of them")
         numbers |= values
-        notes.append(f"Numbers of {mapping.values} as given there.")
+        notes.append(f"Numbers of {mapping.values.name} as given there.")
     used = rule or (rules[0] if len(rules) == 1 else None)
-    heading = [f"evalkit, suite {seeds[0].suite}, {summary(seeds[0], used)}." for seeds in list(runs.values())[:1]]
+    heading = _heading(runs, used)
     if several := [f"'{row}' ({len(seeds)} runs)" for row, seeds in runs.items() if len(seeds) > 1]:
         heading.append(f"Means over several runs: {', '.join(several)}.")
     shown = {row: seeds for row, seeds in runs.items() if row in rows_by_key(layout)}
     return Measured(numbers, shown, used, row_marks, tuple(map(literal, [*heading, *notes])))
+
+
+def _heading(runs: Mapping[str, Sequence[Run]], rule: str | None) -> list[str]:
+    """Return what was measured, and n of each task; empty without runs."""
+    every = [run for seeds in runs.values() for run in seeds]
+    if not every:
+        return []
+    metrics = [metric for run in every for metric in benchmark_of(run).metrics(run, rule) if metric.layer is None]
+    sizes = documents_words(every, metrics).partition("; ")[2]  # the settings name the documents
+    return [f"evalkit, suite {every[0].suite}, {summary(every[0], rule)}; {sizes}."]
 
 
 def with_quoted(layout: TableLayout, measured: Measured) -> Measured:
@@ -145,6 +164,7 @@ def _notes(
             pairs = ([benchmark.label(run, task).full for task in pair] for pair in filled(run.suite)[1].items())
             remarks += [f"{task} in the column of {column}" for task, column in pairs]
         remarks += [*origin_notes(run.manifest), *unofficial_notes(run.manifest)]
+        remarks += [*caveat_notes(run.manifest), *loading_notes(run.manifest)]
         remarks += filter(None, [row_mismatch(layout, key, run)])
         if remarks:
             row = rows.get(key)
@@ -166,7 +186,7 @@ def _row_numbers(
 
 def _over_seeds(values: Sequence[Fraction], error: float | None) -> Number:
     """Return the mean over seeds with their standard deviation, or the number of one run with its standard error."""
-    spread = statistics.stdev(map(float, values)) if len(values) > 1 else error
+    spread = known_error(statistics.stdev(map(float, values))) if len(values) > 1 else error
     return Number(mean(values), None if spread is None else of_float(spread))
 
 

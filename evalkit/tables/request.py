@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evalkit.benchmarks.registry import benchmark_of
+from evalkit.comparison.naming import find_runs
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.reporting.decimals import half_up
 from evalkit.reporting.table import Table, Text, literal
-from evalkit.runs.finding import find_run, root_of_runs
+from evalkit.runs.finding import root_of_runs
 from evalkit.runs.score_table import ACCURACY, OUTCOMES, outcome_key
 from evalkit.tables.fill import Numbers, computed, fill, printed_cells, published_numbers
 from evalkit.tables.layout import TableLayout, load_layout
@@ -35,7 +36,9 @@ class TableRequest:
     mapping: Path | None = None
     """YAML file that maps rows to runs."""
     runs: tuple[str, ...] = ()
-    """Runs in place of a mapping, by folder or name; they are assigned to rows by their models."""
+    """Folders of runs in place of a mapping; they are assigned to rows by their models."""
+    root: Path | None = None
+    """Folder of the run folders that are named; None: the default."""
     drop_empty: bool = False
     rule: str | None = None
     outcome: str | None = None
@@ -65,8 +68,9 @@ def make(request: TableRequest) -> Table:
             layout = layout.model_copy(update={"caption": (*layout.caption, *literal(" "), *layout.published)})
         return fill(layout, numbers, printed=printed, notes=() if printed else _recomputed(layout, numbers))
     if request.mapping is not None:
-        return made_of_runs(layout, read_mapping(request.mapping), request)
-    return made_of_runs(layout, map_runs(layout, [find_run(name, root_of_runs()) for name in request.runs]), request)
+        return made_of_runs(layout, read_mapping(layout, request.mapping, request.root), request)
+    runs = find_runs(request.runs, request.root or root_of_runs())
+    return made_of_runs(layout, map_runs(layout, runs), request)
 
 
 def _recomputed(layout: TableLayout, numbers: Numbers) -> tuple[Text, ...]:

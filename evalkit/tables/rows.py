@@ -19,6 +19,7 @@ from typing import Annotated, Any, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from evalkit.benchmarks.multiple_choice.suites import filled
+from evalkit.comparison.naming import find_runs
 from evalkit.comparison.sides import steps_of
 from evalkit.errors import RunError, TableError, UsageError
 from evalkit.inputs.validated import FileSettings, Named, NonEmpty, read_settings
@@ -26,7 +27,7 @@ from evalkit.inputs.values import path as valid_path
 from evalkit.models.variants.settings import KEYS
 from evalkit.models.zoo.named import SUFFIXES, NamedModel, named_model
 from evalkit.models.zoo.shapes import layer_ranges, parameters, shape_facts
-from evalkit.runs.finding import find_run, root_of_runs
+from evalkit.runs.finding import root_of_runs
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import is_imported
 from evalkit.tables.layout import OneOrMore, TableLayout
@@ -54,17 +55,19 @@ class _MappingFile(FileSettings):
         return self
 
 
-def read_mapping(path: Path) -> RunMapping:
-    """Read a mapping file, and open its runs; errors name the row or the key."""
+def read_mapping(layout: TableLayout, path: Path, root: Path | None = None) -> RunMapping:
+    """Read a mapping file for a layout, and open its runs, by default in the default folder; errors name the key."""
+    if not path.is_file():
+        raise UsageError(f"--runs {path}: no such file; give one that maps rows to runs, or the runs themselves")
     where, content = f"mapping of runs {path}", read_settings(path, _MappingFile, TableError, "mapping of runs")
-    rows: dict[str, list[Run]] = {}
-    for row, names in (content.rows or {}).items():
-        for name in names:
-            folder = str(valid_path(f"{where}, row '{row}'", name))
-            try:
-                rows.setdefault(row, []).append(find_run(folder, root_of_runs()))
-            except (UsageError, RunError) as error:
-                raise (UsageError if isinstance(error, UsageError) else RunError)(f"row '{row}': {error}") from error
+    given = content.rows or {}
+    names = {row: [str(valid_path(f"{where}, row '{row}'", name)) for name in of_row] for row, of_row in given.items()}
+    every = [name for of_row in names.values() for name in of_row]
+    try:
+        opened = iter(find_runs(every, root or root_of_runs(), lambda run: has_suite_of(layout, run)))
+    except (UsageError, RunError) as error:
+        raise (UsageError if isinstance(error, UsageError) else RunError)(f"{where}: {error}") from error
+    rows = {row: [next(opened) for _ in of_row] for row, of_row in names.items()}
     values = None if content.values is None else valid_path(f"{where}: 'values'", content.values)
     return RunMapping(content.rule, rows, values)
 

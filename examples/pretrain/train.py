@@ -15,9 +15,9 @@ Smallest settings (small.yaml and paper.yaml are whole ones; docs/pretraining.md
     steps: 1000
     learning_rate: 3.0e-4
 
-Writes OUTPUT/model, OUTPUT/checkpoint-N and OUTPUT/training.csv; the packed text is in `data` beside OUTPUT. The same
-command again resumes from the newest checkpoint, with the weights of an uninterrupted training, or says that the
-training is finished. Then:
+Writes OUTPUT/model, OUTPUT/checkpoint-N, OUTPUT/training.csv and, of evaluations in the training, OUTPUT/runs; the
+packed text is in `data` beside OUTPUT. The same command again resumes from the newest checkpoint, with the weights of
+an uninterrupted training, or says that the training is finished. Then:
 
     evalkit perplexity OUTPUT/model --text held_out.jsonl
     evalkit run --model OUTPUT/model
@@ -44,9 +44,7 @@ def main() -> None:
     if not 0 <= arguments.seed <= LARGEST_SEED:
         parser.error(f"--seed must be from 0 to {LARGEST_SEED}")
     with reported("train.py"):
-        recipe = read_recipe(arguments.settings)
-        if arguments.model:
-            recipe = recipe.model_copy(update={"model": arguments.model})
+        recipe = read_recipe(arguments.settings, arguments.model)
         from recipe.folder import Training
         from recipe.running import run  # imports torch
 

@@ -152,6 +152,17 @@ def test_the_command_line_opens_and_shows_it(
 
 
 @every_kind
+def test_what_loading_the_model_reported_is_in_its_report(kind: str, runs: Made, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(runs(kind).folder, tmp_path / "noted"))
+    manifest = read(folder, MANIFEST)
+    manifest["loaded"]["remarks"] = ["settings are unread"]
+    (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    reseal(folder)
+    run = load_run(folder)
+    assert "settings are unread" in printed(benchmark_of(run).report(run))
+
+
+@every_kind
 def test_a_batch_can_be_computed_elsewhere(kind: str, runs: Made, files: Path, tmp_path: Path) -> None:
     """In any order, each from its pickle alone; planned without weights, from unpickled facts."""
     served_by, planned_run = benchmark(kind), plan(kind, files, Path("none"))

@@ -117,7 +117,8 @@ def test_what_is_printed(tmp_path: Path, evalkit: Command, noise: Callable[..., 
     assert csv.splitlines()[0].startswith("outcome,task,n,score,checkpoints,checkpoints_low")
     assert len(csv.splitlines()) == 1 + len(N) + 1
     assert latex.count(r"\begin{tabular}") == 2 and "ARC-Easy" in latex and "BoolQ" in latex
-    drawn = evalkit("noise", *chosen, "--plot", tmp_path / "noise.svg")
+    moved = (tmp_path / "runs").rename(tmp_path / "moved")
+    drawn = evalkit("noise", *chosen, "--plot", tmp_path / "noise.svg", "--in", moved)
     assert drawn.code == 0 and "signal / seeds" in (tmp_path / "noise.svg").read_text()
 
 

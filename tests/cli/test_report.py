@@ -103,6 +103,7 @@ def test_the_page_of_a_study(evalkit: Command, own_study: Path, page: str) -> No
         zip(titles, compared, strict=True)
     )
     assert all(f'<section class="panel" id="{address}">' in parts["Comparisons"] for address, *_ in verdicts)
+    assert "Primary verdicts: on 2 benchmarks" in page
     assert re.findall("<h3>(.*?)<", parts["Results"]) == ["zs", "needle"]
     assert "<img" in parts["Figures"]
     folded = re.findall('<details id="run-[^-]*">\n<summary>(.*?)</summary>', parts["Runs"])

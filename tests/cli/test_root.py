@@ -184,6 +184,26 @@ def test_sigterm_interrupts_a_run_before_anything_is_scored(checkpoint: Path, do
     assert "Traceback" not in err and not list((tmp_path / "runs").glob("*"))
 
 
+RESUMED = {"run CKPT": True, "run CKPT --dry-run": False, "run CKPT --show-prompts 1": False, "run A B": True,
+           "decide A B --margin 1": True, "perplexity CKPT --text a.txt": True, "attention CKPT": True,
+           "ruler CKPT": True, "needle CKPT": True, "longbench CKPT": True, "study run a.yaml": True,
+           "study run a.yaml --dry-run": False, "study status a.yaml": False, "report RUN": False, "show RUN": False,
+           "cost CKPT": False, "compare A B": False, "table main_res": False, "rescore RUN": False, "ls": False,
+           "models average A B -o C": False, "figure bos RUN": False, "noise a.yaml": False}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", RESUMED)
+def test_only_what_is_resumed_says_so(evalkit: Command, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    def interrupted(command: click.Command, _: click.Context) -> None:
+        if not isinstance(command, click.Group):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(click.Command, "invoke", interrupted)
+    result = evalkit(*line.split())
+    assert result.code == 130 and result.err.splitlines()[-1].startswith("evalkit: interrupted")
+    assert ("same command again" in result.err) is RESUMED[line]
+
+
 def test_handlers_are_restored_and_those_of_others_stay(evalkit: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def terminated() -> Any:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from evalkit.benchmarks.registry import benchmark_of
+from evalkit.runs.folder import load_run
 from tests.arguments import arguments
 from tests.benchmarks.longbench.made import record, write
 from tests.cli.conftest import Command, Outcome, complains
+from tests.models.loading import edit_config
 from tests.studies.conftest import files
+from tests.tables.runs import mapped, written
 from tests.tiny import TRAINING_TEXT, tiny_checkpoint, tiny_tokenizer
 
 __all__ = ["files"]  # fixture
@@ -79,13 +83,60 @@ def test_run_on_several_checkpoints_has_a_line_for_each(files: Path, evalkit: Co
     assert not Path("adhoc").exists()
     pattern = files / "train" / "diff-seed2" / "checkpoint-*"
     outcome = evalkit("run", "--model", pattern, *options)
-    assert (outcome.code, "zeroshot8, inst prompts, rule ppl." in outcome.out) == (0, True), outcome.err
+    assert outcome.code == 0, outcome.err
+    caption = "zeroshot8, inst prompts, rule ppl; all documents; n = 6 of each task."
+    assert outcome.out.splitlines()[0] == caption
+    limited = evalkit("run", "--model", pattern, *options, "--limit", 2)
+    assert "the first 2 documents of each task; n = 2 of each task" in " ".join(limited.out.split())
     lines = [line.split() for line in outcome.out.splitlines() if "checkpoint-" in line]
     assert [line[0] for line in lines] == ["checkpoint-5", "checkpoint-10"]
     for line in lines:
         content = json.loads(evalkit("run", pattern.parent / line[0], *options, "--format", "json").out)
         values = [task["value"] for task in content["tasks"]] + [content["averages"][-1]["value"]]
         assert [float(cell) for cell in line[1:]] == pytest.approx([100 * value for value in values], abs=0.051)
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "of_one"),
+    [
+        ("perplexity", ["--text", "text.txt"], ["--methods", "none,linear", "--context", 4096]),
+        ("attention", ["--text", "text.txt", "--measures", "bos"], ["--detail"]),
+        ("needle", ["--lengths", 300, "--depths", 50, "--repeats", 1], ["--plot", "needle.png"]),
+    ],
+)
+def test_other_benchmarks_take_several_checkpoints(
+    command: str, options: list[Any], of_one: list[Any], files: Path, evalkit: Command
+) -> None:
+    """A line each with the numbers of single runs; an option of one checkpoint is named before anything runs."""
+    Path("text.txt").write_text("\n".join(TRAINING_TEXT) * 4, "utf-8")
+    models = [files / "vanilla", files / "intg-seed1"]
+    common = [*options, "--device", "cpu", "--dtype", "float32", "--output", "runs"]
+    for refused in (of_one, ["--name", "both"]):
+        complains(evalkit(command, *models, *common, *refused), 2, refused[0])
+    assert not Path("runs").exists()
+    outcome = evalkit(command, *models, *common, "--format", "json")
+    assert outcome.code == 0, outcome.err
+    entries = json.loads(outcome.out)
+    assert [Path(entry["model"]) for entry in entries] == models
+    for entry, model in zip(entries, models, strict=True):
+        [metric] = entry["tasks"]
+        run = load_run(Path(evalkit(command, model, *common).out.splitlines()[-1]))
+        assert str(run.folder) == entry["folder"]
+        assert metric["value"] == benchmark_of(run).metrics(run)[0].value
+    dry = evalkit(command, "--model", files / "intg-seed*", *common, "--dry-run", "--format", "json")
+    planned = [Path(group["checkpoint"]).name for group in json.loads(dry.out)["groups"]]
+    assert planned == ["intg-seed1", "intg-seed2"]
+
+
+def test_longbench_takes_several_checkpoints(longbench: Command, model: Path, tmp_path: Path) -> None:
+    for number in (1, 2):
+        shutil.copytree(model, tmp_path / f"model-{number}")
+    models = tmp_path / "model-*"
+    for option, value in (("--plot", "lengths.png"), ("--edit-similarity", "rapidfuzz")):
+        complains(longbench("--model", models, option, value), 2, option)
+    outcome = longbench("--model", models, "--tasks", "lcc", "--format", "json")
+    assert outcome.code == 0, outcome.err
+    assert [Path(entry["model"]).name for entry in json.loads(outcome.out)] == ["model-1", "model-2"]
 
 
 def test_a_run_under_a_name(files: Path, evalkit: Command) -> None:
@@ -114,5 +165,60 @@ def test_names_of_seeds_and_beginnings(files: Path, evalkit: Command, tmp_path: 
     first = evalkit("compare", "alpha/seed1/model", "beta/seed1/model", "--in", "runs")
     assert first.code == 0 and "alpha/seed1/model:" not in first.err
     assert "beta/seed1/model" in first.out.splitlines()[0] and "alpha/seed1/model" in first.out
-    completed = evalkit("compare", "alpha", "beta-seed1", "--in", "runs")
-    assert completed.out == first.out and "alpha: alpha-seed1-model-zeroshot8" in completed.err
+    completed = evalkit("compare", "alpha-seed1-model", "beta-seed1-model-zeroshot8", "--in", "runs")
+    assert completed.out == first.out and "beta-seed1-model-zeroshot8: beta-seed1-model-zeroshot8-" in completed.err
+    complains(evalkit("compare", "alpha", "beta-seed", "--in", "runs"), 1, "alpha")
+
+
+def test_settings_that_a_model_does_not_read_are_in_all_that_is_printed(
+    run: Command, evalkit: Command, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A patched checkpoint with a neutral name: what its config.json says of it, beside every number of it."""
+    monkeypatch.setenv("EVALKIT_OUTPUT", "runs")
+    patched = Path(shutil.copytree(checkpoint, "neutral"))
+    edit_config(patched, my_attention={"kind": "integral"})
+    dry = run("--model", patched, "--dry-run")
+    first = run("--model", patched)
+    assert "warning: " in first.err
+    plain = run()
+    folders = [outcome.out.splitlines()[-1] for outcome in (first, plain)]
+    again = run("--model", patched)  # finished: nothing is loaded
+    written(Path("own.yaml"), suite="zeroshot8", rows=[{"items": {"one": "One", "two": "Two"}}],
+            columns=[{"items": {"piqa": None, "boolq": None}}])  # fmt: skip
+    mapped(Path(), rows=dict(zip(("one", "two"), folders, strict=True)))
+    page = Path("report.html")
+    evalkit("report", *folders, "--without-documents", "-o", page)
+    shown = [
+        dry,
+        first,
+        again,
+        evalkit("models", "show", patched),
+        evalkit("ls", "runs"),
+        evalkit("show", folders[0]),
+        evalkit("rescore", folders[0], "--rule", "acc"),
+        evalkit("compare", *folders),
+        evalkit("table", "own.yaml", "--source", "runs", "--runs", "mapping.yaml"),
+    ]
+    for outcome in shown:
+        assert outcome.code == 0 and "does not read (my_attention)" in outcome.out, outcome
+    assert "my_attention" not in plain.out + plain.err
+    assert "does not read (my_attention)" in page.read_text(encoding="utf-8")
+
+
+def test_a_checkpoint_with_a_foreign_manifest_is_no_run(
+    run: Command, evalkit: Command, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No message suggests to delete the folder, which has the weights."""
+    monkeypatch.setenv("EVALKIT_OUTPUT", "runs")
+    model = Path(shutil.copytree(checkpoint, "models/foreign"))
+    for name in ("manifest.json", "results.json"):
+        (model / name).write_text('{"files": ["model.safetensors"]}', encoding="utf-8")
+    assert run("--model", model).code == 0
+    for command in (("show",), ("rescore",), ("report", "-o", "report.html")):
+        outcome = evalkit(command[0], model, *command[1:])
+        assert outcome.code == 0, outcome
+    assert "none in models" in evalkit("ls", "runs", "--in", "models").out
+    shutil.rmtree("runs")
+    unknown = evalkit("show", model)
+    complains(unknown, 1, "models/foreign")
+    assert "delete" not in unknown.err and "damaged" not in unknown.err

@@ -14,7 +14,7 @@ import evalkit
 from evalkit import Comparison
 from evalkit.runs.accuracies import summarise_all
 from evalkit.runs.folder import LM_EVAL, RESULTS, SCORES, Run, load_run
-from evalkit.runs.score_table import CLUSTER, ScoreRow
+from evalkit.runs.score_table import CLUSTER, COLUMNS, ScoreRow
 from tests import sealed
 
 CHOICES = 4
@@ -66,7 +66,7 @@ def scores_of(
     table["chars"] = np.where(table["ll_continuation"] == -2.0, other, best)
     table["bytes"] = table["chars"]
     table[CLUSTER] = np.repeat(doc_ids if clusters is None else np.asarray(clusters), CHOICES)
-    table = table[[*ScoreRow._fields, CLUSTER]]
+    table = table[list(COLUMNS)]
     return table.astype({column: "float64" for column in table if column.startswith("ll_")})
 
 
@@ -189,7 +189,7 @@ def make_longbench(
     ]
     tasks = [
         {"task": task, "metric": "f1", "truncated": 0, "official": True}
-        | {"all": {"n": len(values), "value": round(100 * float(np.mean(values)), 2)}}
+        | {"all": {"n": len(values), "value": round(100 * float(np.mean(values)), 2), "stderr": 1.5}}
         for task, values in scores.items()
     ]
     table = pd.concat(parts, ignore_index=True)

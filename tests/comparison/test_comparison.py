@@ -3,6 +3,7 @@ paired, what the difference is a claim about, and what a program exits with."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -19,6 +21,7 @@ from statsmodels.stats.multitest import multipletests
 
 import evalkit
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_metrics
+from evalkit.cli.root import cli
 from evalkit.comparison.comparison import subject_differences
 from evalkit.comparison.comparison_report import comparison_report
 from evalkit.comparison.differences import exit_code
@@ -127,6 +130,56 @@ def test_subjects(tmp_path: Path) -> None:
     assert [subject.p_holm for subject in subjects] == pytest.approx(multipletests(ps, method="holm")[1])
 
 
+MACRO, MACRO_SIZES = "mmlu_test_rc_5shot", {"law": 3, "biology": 5, "logic": 22}
+"""OLMES's MMLU: a mean over subjects of any size, each of which counts the same."""
+
+
+def macro_run(root: Path, model: str, seed: int, share: float) -> Path:
+    subtasks = [f"{MACRO}_{name}" for name, size in MACRO_SIZES.items() for _ in range(size)]
+    tables = {
+        MACRO: scores_of(MACRO, answers(seed, share, len(subtasks)), subtasks=subtasks),
+        "piqa": scores_of("piqa", answers(seed + 1, share, 40)),
+    }
+    return make_run(root, tables, model=model)
+
+
+def test_subjects_that_count_the_same(tmp_path: Path) -> None:
+    """In results, outcomes, comparisons and averages, with the error of the mean over fixed subjects."""
+    folders = [macro_run(tmp_path, name, seed, share) for name, seed, share in (("a", 1, 0.4), ("b", 5, 0.7))]
+    a, b = map(load_run, folders)
+    subject = np.repeat(list(MACRO_SIZES), list(MACRO_SIZES.values()))
+
+    def expected(values: Any) -> tuple[float, float]:
+        by_subject = pd.Series(np.asarray(values, float)).groupby(subject)
+        return by_subject.mean().mean(), np.sqrt((by_subject.var() / by_subject.size()).sum()) / 3
+
+    right = [np.array(answers(seed, share, 30), float) for seed, share in ((1, 0.4), (5, 0.7))]
+    of_run, plain = a.results("acc").tasks
+    assert (of_run.value, of_run.stderr) == pytest.approx(expected(right[0]))
+    assert of_run.value != pytest.approx(right[0].mean(), abs=1e-3)
+    assert [part.n for part in a.results("acc").subtasks[MACRO]] == list(MACRO_SIZES.values())
+    assert a.results("acc").average.value == pytest.approx((expected(right[0])[0] + plain.value) / 2)
+    gold = a.scores[(a.scores["task"] == MACRO) & (a.scores["choice"] == 0)]
+    bits = -gold["ll_continuation"] / np.log(2) / gold["bytes"]
+    [metric, _] = outcome_metrics(ComparableChoices(a), "bits_per_byte")
+    assert (metric.value, metric.stderr) == pytest.approx(expected(bits))
+    # All documents have been seen by the earlier run, so that nothing but the error changes
+    for earlier in ([], [a]):
+        comparison = compared(a, b, given=earlier)
+        task, other = comparison.tasks
+        assert (task.score_a, task.score_b) == pytest.approx([expected(side)[0] for side in right])
+        assert task.difference == pytest.approx(expected(right[1] - right[0])[0])
+        assert comparison.average.difference == pytest.approx((task.difference + other.difference) / 2)
+        assert (task.won, task.lost) == (int((right[1] > right[0]).sum()), int((right[1] < right[0]).sum()))
+        if not earlier:
+            assert task.stderr == pytest.approx(expected(right[1] - right[0])[1])
+    [note] = [text for text in comparison_report([comparison]).parts[0].notes if "counts the same" in text]
+    assert "MMLU" in note
+    pairing = pair(Side("a", (a,)), Side("b", (b,)), {})
+    each = subject_differences(pairing, pairing.tasks[0], "acc")
+    assert np.mean([of.difference for of in each]) == pytest.approx(expected(right[1] - right[0])[0])
+
+
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 2)), min_size=3, max_size=25))
 def test_a_and_b_are_mirrors(tmp_path: Path, documents: list[tuple[bool, bool, int]]) -> None:
@@ -211,6 +264,62 @@ def test_what_a_difference_is_a_claim_about(tmp_path: Path) -> None:
     ):
         claim = compared(first, second).claim
         assert claim.kind == kind
+
+
+STRETCHED = {"method": "yarn", "target": 4096, "original": 2048, "factor": 2.0}
+OTHERWISE: dict[str, tuple[dict[str, Any], str]] = {
+    "template": ({"template": "hash of inst", "manifest": {"template": {"name": "inst"}}}, "prompt"),
+    "template's text": ({"template": "hash of another text"}, "prompt"),
+    "shots": ({"num_fewshot": 5}, "prompt"),
+    "examples": ({"examples": {"piqa": "other"}}, "prompt"),
+    "prompts": ({"prompts": {"templates": ["plain", "inst"], "choice_orders": 1}}, "prompt"),
+    "dtype": ({"dtype": "bfloat16"}, "dtype"),
+    "control": ({"control": "swap"}, "control"),
+    "rounding": ({"quantise": "w4g64"}, "rounding"),
+    "stretched": ({"context_extension": STRETCHED}, "context extension"),
+    "version": ({"scoring": 1}, "evalkit version"),
+}
+"""What differs between two runs → its entries, and what the claim is about then."""
+
+
+@pytest.mark.parametrize(("more", "subject"), OTHERWISE.values(), ids=OTHERWISE)
+def test_a_verdict_begins_with_what_differs_beside_the_checkpoint(
+    tmp_path: Path, more: dict[str, Any], subject: str
+) -> None:
+    """In every format, also without sentences, and on the page; nothing of the kind where only the device differs."""
+    table, examples = {"piqa": scores_of("piqa", answers(1, 0.5, 30))}, {"examples": {"piqa": "own"}}
+    a = make_run(tmp_path, table, model="org/a", **examples)
+    others = {model: make_run(tmp_path, table, model=model, **(examples | more)) for model in ("org/a", "org/b")}
+    for model, first in (
+        ("org/b", f"The claim is about checkpoint and {subject} together: "),
+        ("org/a", f"The claim is about the {subject}, not about models: "),
+    ):
+        page = tmp_path / "page.html"
+        sides = [str(a), str(others[model])]
+        printed = {
+            form: CliRunner().invoke(cli, ["compare", *sides, "--rule", "acc", "--format", form, *quiet]).stdout
+            for form in ("terminal", "markdown", "html", "latex")
+            for quiet in ([], ["--quiet"])
+        }
+        assert all(first in text for text in printed.values())
+        assert printed["terminal"].startswith(first) and f"\\caption{{{first}" in printed["latex"]
+        command = ["report", *sides, "--rule", "acc", "--without-documents", "-o", str(page)]
+        assert CliRunner().invoke(cli, command).exit_code == 0 and first in page.read_text(encoding="utf-8")
+        [content] = json.loads(CliRunner().invoke(cli, ["compare", *sides, "--format", "json"]).stdout)["comparisons"]
+        assert content["verdict"].startswith(first) and "Primary verdict: " in content["verdict"]
+        planned = CliRunner().invoke(cli, ["plan", *sides, "--rule", "acc", "--quiet"]).stdout
+        assert planned.startswith(first)
+
+
+def test_a_verdict_about_two_checkpoints_begins_with_it(tmp_path: Path) -> None:
+    """Where all that differs changes the last bits only, and where the common documents of two samples are compared."""
+    a, b = (three_tasks(tmp_path, name, seed=seed) for seed, name in enumerate("ab"))
+    assert comparison_report([compared(a, b)]).parts[0].verdict[0].startswith("Primary verdict: ")
+    newer = three_tasks(tmp_path, "c", versions={"torch": "3"})
+    assert comparison_report([compared(a, newer)]).parts[0].verdict[0].startswith("Primary verdict: ")
+    part = three_tasks(tmp_path, "d", first=30, limit=30)
+    first = comparison_report([compared(a, part)]).parts[0].verdict[0]
+    assert first.startswith("Only the common documents of two samples are compared: limit (none | 30).")
 
 
 def test_the_parts_of_the_variance_of_an_average(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import statsmodels.api as sm
 from statsmodels.stats.proportion import proportion_confint
 
-from evalkit.comparison.curves import curve
+from evalkit.comparison.curves import curve, curve_report
 from evalkit.comparison.sides import Side, names, step_in, step_of
 from evalkit.runs.folder import load_run
 from tests.comparison.made import PASSAGES, answers, three_tasks
@@ -52,6 +52,8 @@ def test_bands_are_clustered_and_points_are_on_shared_documents(tmp_path: Path) 
     averages = [np.mean([made.tasks[task][number].value for task in made.tasks]) for number in (0, 1)]
     assert [point.value for point in made.average] == pytest.approx(averages)
     assert made.chance == dict.fromkeys([*made.tasks, "Average"], 0.25)
+    [documents] = [note for note in curve_report([made]).notes if "n: " in note]
+    assert "all documents and the first 30 documents of each task" in documents and "BoolQ 30" in documents
 
 
 def test_bands_of_checkpoints_that_get_all_or_nothing_right(tmp_path: Path) -> None:

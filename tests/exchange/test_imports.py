@@ -48,6 +48,7 @@ CHOICES = [
 WORDS = [
     {"text": f"The word is {word}\n", "answer": word} for word in ("the", "of", "and", "a", "in", "to", "it", "is")
 ]
+PAIRS = [document | {"choices": document["choices"][:2]} for document in CHOICES]
 Importer = Callable[..., list[Run]]
 Evaluate = Callable[..., Run]
 
@@ -206,10 +207,8 @@ def test_the_same_log_is_the_same_run(pinned_log: list[Path], imported: Importer
     assert any(note in plain(text) for table in benchmark_of(first).report(first).tables for text in table.notes)
 
 
-def test_documents_are_found_by_number_and_content(
-    pinned_log: list[Path], ours: Run, imported: Importer, tmp_path: Path
-) -> None:
-    """In any order of lines, and with more fields, as in the hub's rows; under another number they are refused."""
+def test_documents_are_found_by_content(pinned_log: list[Path], ours: Run, imported: Importer, tmp_path: Path) -> None:
+    """In any order of lines, with more fields, as in the hub's rows, and under other numbers, as in shuffled splits."""
     [path] = (path for path in pinned_log if "arc_easy" in path.name)
     content = lines(path)
     for line in content:
@@ -224,8 +223,8 @@ def test_documents_are_found_by_number_and_content(
     numbers = [line["doc_id"] for line in content]
     for changed in (numbers[::-1], [number + 1000 for number in numbers]):
         rewrite(copy, [line | {"doc_id": number} for line, number in zip(content, changed, strict=True)])
-        with pytest.raises(DataError, match="is not document"):
-            imported([copy], "model")
+        [other] = imported([copy], "model")
+        pd.testing.assert_frame_equal(other.scores, straight.scores)
     # Documents that are not the first ones are no limit
     rewrite(copy, lines(path)[1:3])
     [run] = imported([copy], "model")
@@ -239,6 +238,71 @@ def test_documents_are_found_by_number_and_content(
     [run] = imported([copy], "model")
     assert run.manifest["template"] == "logged" and run.manifest["specification"]["num_fewshot"] is None
     assert same(ours, run, "acc") == 5
+
+
+def _shuffled_log(checkpoint: Path, folder: Path, task: dict[str, Any], **evaluation: Any) -> list[Path]:
+    """Return lm-eval's log of a task whose `process_docs` returns another order at each call."""
+    (folder / "tasks").mkdir(parents=True)
+    code = "def shuffled(documents):\n    return documents.shuffle()\n"
+    (folder / "tasks" / "code.py").write_text(code, encoding="utf-8")
+    path = write_task(folder / "tasks", task, PAIRS if task["output_type"] == "multiple_choice" else WORDS)
+    path.write_text(f"{path.read_text(encoding='utf-8')}process_docs: !function code.shuffled\n", encoding="utf-8")
+    return lm_eval_log(checkpoint, folder, (task["task"],), include_path=str(folder / "tasks"), **evaluation)
+
+
+def test_a_log_whose_documents_were_shuffled(
+    checkpoint: Path, imported: Importer, library: Library, tmp_path: Path
+) -> None:
+    """Its answers are measured with the documents of their requests, whose hashes it has, unlike in lm-eval."""
+    metrics = [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in RULES]
+    task = CHOICE | {"task": "shuffled", "metric_list": metrics}
+    [path] = _shuffled_log(checkpoint, tmp_path / "log", task)
+    [run] = imported([path])
+    write_task(tmp_path / "straight", task, PAIRS)
+    [straight] = imported(
+        lm_eval_log(checkpoint, tmp_path / "other", ("shuffled",), include_path=str(tmp_path / "straight"))
+    )
+    for rule in RULES:
+        assert same(straight, run, rule) == len(PAIRS)
+        assert run.results(rule).average.value == straight.results(rule).average.value
+    shown = [{m["metric"]: m["value"] for m in each.stored["tasks"][0]["metrics"]} for each in (run, straight)]
+    assert shown[0] == shown[1]
+    [caveat] = run.manifest["caveats"]["shuffled"]
+    assert f"of {len(PAIRS)} documents against another" in caveat and "caveats" not in straight.manifest
+    # Without the answered document, or without its accuracies, only lm-eval's numbers would be left
+    for log, where in (
+        (_shuffled_log(checkpoint, tmp_path / "part", task, limit=2), "document"),
+        (_shuffled_log(checkpoint, tmp_path / "texts", ANSWERS | {"task": "answered"}), "document"),
+    ):
+        with pytest.raises(DataError, match=f"{where} .*doc_hash.*process_docs|{where} .*doc_hash.*computed"):
+            imported(log)
+
+
+def test_the_number_of_examples_fits_the_prompts(
+    copied: Path, pinned_log: list[Path], made: Path, checkpoint: Path, imported: Importer, tmp_path: Path
+) -> None:
+    """A results file may not say that there are examples which no prompt has; of a text alone there are none."""
+    change_results(copied, lambda content: content["n-shot"].update(made_choice=5, made_texts=5))
+    with pytest.raises(DataError, match=r"made_choice.*document 0 has fewer solved examples.* 5 of made_choice"):
+        imported(samples_in(copied, "made_choice"))
+    [run] = imported(samples_in(copied, "made_texts"))
+    assert run.manifest["specification"]["num_fewshot"] == 0
+    [run] = imported(lm_eval_log(checkpoint, tmp_path / "shots", ("made_shots",), include_path=str(made)))
+    assert run.manifest["specification"]["num_fewshot"] == 2
+    folder = Path(shutil.copytree(pinned_log[0].parent, tmp_path / "pinned"))
+    # As in evalkit's own logs, which do not say what follows each example
+    change_results(folder, lambda content: content.update(configs={}))
+    change_results(folder, lambda content: content["n-shot"].update(arc_easy=5))
+    with pytest.raises(DataError, match="5 solved examples before each question of arc_easy"):
+        imported(samples_in(folder, "arc_easy"))
+
+
+def test_gold_answers_that_are_no_choice_are_marked(checkpoint: Path, imported: Importer, tmp_path: Path) -> None:
+    documents = [*CHOICES[:3], CHOICES[3] | {"gold": 7}]
+    write_task(tmp_path / "tasks", CHOICE | {"task": "beyond"}, documents)
+    [run] = imported(lm_eval_log(checkpoint, tmp_path / "log", ("beyond",), include_path=str(tmp_path / "tasks")))
+    [caveat] = run.stored["caveats"]["beyond"]
+    assert caveat.startswith("1 of 4 documents, document 3") and "7" in caveat
 
 
 def test_evalkits_own_samples_come_back(ours: Run, imported: Importer, tmp_path: Path) -> None:

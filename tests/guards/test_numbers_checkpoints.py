@@ -82,6 +82,16 @@ config("not-causal-config", "A model that attends in both directions is not scor
 config("not-causal-class", "A classifier's checkpoint is not scored as a language model.",
     {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification")  # fmt: skip
 config("encoder-decoder", "An encoder-decoder is not scored.", {"is_encoder_decoder": True}, "encoder-decoder")
+config("config-window-zero", "A window that hides every token is not scored.", {"model_type": "mistral",
+    "architectures": ["MistralForCausalLM"], "sliding_window": 0}, "config.json", "sliding_window is 0")  # fmt: skip
+config("config-factor", "A factor with which tokens have no distinct positions is not scored.",
+    {"rope_parameters": {"rope_type": "linear", "factor": 1e9}}, "config.json", "factor is 1e+09")  # fmt: skip
+GUARDS.add("config-unread", "Settings of patched code that the model's class does not read are reported.",
+    lambda bench: bench.score(bench.config(my_attention={"kind": "integral"})), "my_attention", "LlamaConfig",
+    code=0)  # fmt: skip
+GUARDS.add("config-rope-untyped", "A factor of rotary positions without its type is not dropped silently.",
+    lambda bench: bench.score(bench.config(rope_parameters=None, rope_scaling={"factor": 2.0})),
+    "rope_scaling.factor", code=0)  # fmt: skip
 GUARDS.add("weights-unused", "Weights that no module uses are reported.",
     lambda bench: bench.score(bench.weights(lambda w: w.update({"value_head.weight": _ones(3)}))), "value_head.weight",
     code=0)  # fmt: skip

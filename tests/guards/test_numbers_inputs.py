@@ -100,6 +100,18 @@ TWO = [{"question": "Why?", "choices": ["a", "b"], "gold": number} for number in
 GUARDS.add("gold-lm-eval", "A gold answer of an lm-eval task that no choice has is an error.",
     lambda bench: _lm_eval(bench, [*TWO, TWO[0] | {"gold": 5}], "--rule", "acc"), "made_choice document 2",
     "5")  # fmt: skip
+GUARDS.add("gold-none", "A task of which no document has a valid gold answer has no accuracy.",
+    lambda bench: _lm_eval(bench, [two | {"gold": -1} for two in TWO], doc_to_target="gold"), "made_choice",
+    "no document has a valid reference", "-1")  # fmt: skip
+GUARDS.add("gold-some", "An accuracy over documents without a valid gold answer is marked.",
+    lambda bench: _lm_eval(bench, [*TWO, TWO[0] | {"gold": 5}]), "made_choice*", "*: made_choice: 1 of 3 documents",
+    code=0)  # fmt: skip
+GUARDS.add("prompt-repeated", "So is one over documents with one and the same prompt.",
+    lambda bench: _lm_eval(bench, TWO, "--rule", "acc"), "made_choice*", "*: made_choice: 2 documents have one",
+    code=0)  # fmt: skip
+GUARDS.add("example-itself", "No solved example has the content of the evaluated document.",
+    lambda bench: _lm_eval(bench, TWO, "--num-fewshot", 1), "made_choice",
+    "apart from the document itself")  # fmt: skip
 GUARDS.add("subtask-twice", "A task that is named twice does not count twice (two guards: names, tasks).",
     lambda bench: _lm_eval(bench, TWO, names="made_choice,made_choice"), "named twice", code=2)  # fmt: skip
 GUARDS.add("several-gold", "A rule is not applied to documents with several right answers.",
@@ -274,6 +286,8 @@ def _summary(bench: Bench, change: dict[str, Any]) -> Outcome:
 
 GUARDS.add("log-result", "A result that the documents of the log do not have is an error.",
     lambda bench: _summary(bench, {"results": {"piqa": {"acc,none": 0.99}}}), "results_", "0.99")  # fmt: skip
+GUARDS.add("log-examples", "So is a number of solved examples that its prompts do not have.",
+    lambda bench: _summary(bench, {"n-shot": {"piqa": 5}}), "results_", "5 solved examples", "piqa")  # fmt: skip
 GUARDS.add("log-task-hash", "So is the hash of another log.",
     lambda bench: _summary(bench, {"task_hashes": {"piqa": "0" * 64}}), "hash of piqa")  # fmt: skip
 

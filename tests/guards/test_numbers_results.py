@@ -169,7 +169,7 @@ compared("pair-answers", "A document with another gold answer is another documen
 compared("pair-unfinished", "A run that is not finished is not compared.",
     lambda bench: [bench.shared.run, _unfinished(bench)], "is not finished", code=1)  # fmt: skip
 compared("pair-itself", "A run is not compared with itself.", lambda bench: [bench.shared.run, bench.shared.run],
-    "named twice")  # fmt: skip
+    "two sides are one run")  # fmt: skip
 compared("group-settings", "Seeds of a group are measured alike.",
     lambda bench: [bench.shared.other_run, "--group", _group(bench.shared.run, bench.altered("b", dtype="bfloat16"))],
     "differ in dtype")  # fmt: skip
@@ -221,7 +221,7 @@ def tabled(identity: str, text: str, rows: Callable[[Bench], dict[str, Any]], *n
 
 
 tabled("table-unfinished", "A run that is not finished fills no row.",
-    lambda bench: {"vanilla_125m": [_unfinished(bench)]}, "vanilla_125m", "is not finished", code=1)  # fmt: skip
+    lambda bench: {"vanilla_125m": [_unfinished(bench)]}, "unfinished", "is not finished", code=1)  # fmt: skip
 tabled("table-protocol", "Rows of a table are measured alike.",
     lambda bench: {"vanilla_125m": [bench.shared.run], "cog_125m": [bench.altered("b", limit=2)]}, "cog_125m",
     "the first 2 documents")  # fmt: skip

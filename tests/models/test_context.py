@@ -128,6 +128,8 @@ def test_invalid_settings() -> None:
     for settings, noun in (
         ({"method": "yarm"}, "'yarm'"),
         ({"factor": 0.5}, "factor is 0.5"),
+        ({"factor": 1e9}, r"factor is 1e\+09"),
+        ({"method": "linear", "factor": 8193}, "factor is 8193"),  # of 8192 tokens: none has a position of its own
         ({"method": "dynamic-yarn", "factor": 4.0}, "factor has no meaning"),
         ({"method": "linear", "beta_fast": 32.0}, "beta_fast has no meaning"),
         ({"beta_fast": 1.0}, "beta_fast"),

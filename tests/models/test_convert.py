@@ -13,15 +13,18 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy, embedding, silu
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DiffLlamaConfig, DiffLlamaForCausalLM
 
-import evalkit.models.auto  # noqa: F401
+import evalkit.models.auto
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.models.loading.locate import locate
 from evalkit.models.variants.settings import ALL_KEYS, Differential
 from evalkit.models.zoo.convert import convert
 from evalkit.models.zoo.named import attention_settings
-from evalkit.models.zoo.readings import GivenReading, ScoredReading, with_attention
+from evalkit.models.zoo.readings import GivenReading, ScoredReading, StoredModel, with_attention
+from tests.cli.conftest import Command, _no_settings, evalkit
 from tests.models.loading import edit_config, load_folder
 from tests.tiny import tiny_tokenizer
+
+__all__ = ["_no_settings", "evalkit"]  # fixtures
 
 IDS = torch.arange(3, 60)[None]
 FIRST = "model.layers.0.self_attn"
@@ -349,6 +352,35 @@ def test_patched_checkpoints_compute_what_their_code_did(attention: str, tmp_pat
             with_attention(vanilla, variant=attention, **given)
 
 
+@pytest.mark.parametrize("attention", LAYERS_4)
+def test_every_reading_can_be_given(
+    attention: str, tmp_path: Path, evalkit: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The options that are printed with a reading are those of the command: read again, they mean that reading."""
+    folder = as_patched(of_attention(attention), tmp_path / "source")
+    config = json.loads((folder / "config.json").read_text())
+    weights = load_file(folder / "model.safetensors")
+    taken: list[GivenReading] = []
+    monkeypatch.setattr("evalkit.models.zoo.convert.convert", lambda _, __, given, *more: taken.append(given) or [])
+
+    def source_of(given: GivenReading) -> StoredModel:
+        if attention == "differential":
+            keys = attention_settings(attention) | given.differential_keys()
+            named = {"attention_variant": attention, "variant_layers": [2, 3]}
+            return StoredModel("llama", weights, config | keys | named, rope="interleaved")
+        return StoredModel("llama", weights, given.keys("source", "llama", config))
+
+    first = GivenReading(None if attention == "differential" else attention, **LAYERS_4[attention])
+    source = source_of(first)
+    readings = [first.reading(source), *source.others(first.reading(source))]
+    assert len(readings) > (2 if attention == "vanilla" else 8)
+    for reading in readings:
+        outcome = evalkit("models", "convert", folder, "-o", tmp_path / "out", *reading.options(4))
+        assert outcome.code == 0, outcome.err
+        given = taken.pop()
+        assert given.reading(source_of(given)) == reading
+
+
 @pytest.fixture(scope="module")
 def trained(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four models after 400 updates on a textbook, saved as patched code saves them, and a text that they never saw."""
@@ -394,6 +426,7 @@ def test_a_wrong_reading_of_a_trained_model_is_told_from_the_right_one(trained: 
         "differential": {"rope": "interleaved"},
     }.items():  # fmt: skip
         best = min(converted(attention, **given), key=lambda reading: reading.difference)
+        assert "--rope" in best.options
         about = best.settings
         rotated = "interleaved" if attention == "differential" else "rotate_half"
         assert best.is_better and about["attention"] == attention

@@ -167,6 +167,83 @@ def test_the_commit_that_was_listed_is_downloaded(monkeypatch: pytest.MonkeyPatc
     assert downloads == [{"name": "org/name", "revision": "step7", "local_files_only": True}]
 
 
+@pytest.fixture
+def hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub's cache with the checkpoint org/name as downloads write it, on a machine without a network."""
+    repository = tmp_path / "hub" / "models--org--name"
+    snapshot = repository / "snapshots" / COMMIT
+    for path in folder.iterdir():
+        blob = repository / "blobs" / path.name
+        (snapshot / path.name).parent.mkdir(parents=True, exist_ok=True)
+        blob.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, blob)
+        (snapshot / path.name).symlink_to(Path("..", "..", "blobs", path.name))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return repository
+
+
+COMMIT, OTHER = "0123456789" * 4, "fedcba9876" * 4
+
+
+def test_a_cache_that_was_copied_by_hand(hub: Path) -> None:
+    """Without references to branches, or with a line's end in them, a commit decides, or the only one there is."""
+    snapshot = hub / "snapshots" / COMMIT
+    assert locate("org/name").folder == snapshot
+    for reference in (f"{COMMIT}\n", None):
+        if reference is None:
+            shutil.rmtree(hub / "refs")
+        else:
+            (hub / "refs" / "main").write_text(reference)
+        said: list[str] = []
+        for name in ("org/name", "org/name@main", f"org/name@{COMMIT}", f"org/name@{COMMIT[:7]}"):
+            located = locate(name, say=said.append)
+            assert (located.folder, located.revision) == (snapshot, COMMIT)
+        assert load_folder(located.folder).parameters and any(COMMIT in line for line in said)
+    with pytest.raises(CheckpointError, match=f"lacks step7; .*org/name@{COMMIT}"):
+        locate("org/name@step7")
+    shutil.copytree(snapshot, hub / "snapshots" / OTHER, symlinks=True)
+    with pytest.raises(CheckpointError, match=f"which commit is main; .*@{COMMIT}, org/name@{OTHER}"):
+        locate("org/name")
+    assert locate(f"org/name@{OTHER}").revision == OTHER
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text("9" * 40)
+    shutil.rmtree(hub / "snapshots" / OTHER)
+    with pytest.raises(CheckpointError, match=f"lacks {'9' * 40}; .*org/name@{COMMIT}"):
+        locate("org/name")
+
+
+def test_a_cache_that_lacks_files(hub: Path) -> None:
+    """Broken links and absent weights are named, and no login is suggested."""
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        blob = hub / "blobs" / name
+        blob.rename(hub / "kept")
+        with pytest.raises(CheckpointError, match=rf"{COMMIT}/{name}: .*missing file"):
+            locate("org/name")
+        (hub / "kept").rename(blob)
+    (hub / "snapshots" / COMMIT / "trainer_state.json").symlink_to("nowhere")
+    (hub / "snapshots" / COMMIT / "pytorch_model.bin").symlink_to("nowhere")
+    assert locate("org/name", allow_pickle=True).revision == COMMIT
+    (hub / "snapshots" / COMMIT / "pytorch_model.bin").unlink()
+    (hub / "snapshots" / COMMIT / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"org/name: .*no weights .*hf download org/name"):
+        locate("org/name")
+    assert locate(str(hub / "blobs"), tokenizer="org/name").tokenizer == hub / "snapshots" / COMMIT
+    shutil.rmtree(hub)
+    with pytest.raises(CheckpointError, match=r"org/name: .*cannot be reached") as caught:
+        locate("org/name")
+    assert "login" not in str(caught.value)
+
+
+def test_broken_links_in_a_folder(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("../elsewhere/model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: is a link to a missing file \(\.\./elsewhere"):
+        locate(str(folder))
+
+
 # config.json
 
 WRONG: list[tuple[str, Any]] = [

@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from tokenizers.normalizers import Lowercase
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import evalkit
 from evalkit.display import Progress
@@ -25,7 +25,7 @@ from evalkit.models.loading.locate import locate
 from evalkit.models.module_state import is_stock, state_digest
 from evalkit.runs.folder import Run
 from tests.marks import fast
-from tests.tiny import tiny_checkpoint, tiny_tokenizer
+from tests.tiny import VOCABULARY, tiny_checkpoint, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +133,40 @@ def test_its_identity_is_that_of_its_checkpoint(family: Any, tied: bool, tmp_pat
     rotary.inv_freq = 2 * rotary.inv_freq
     live, saved = identities(tmp_path / "frequencies")
     assert live.weights != saved.weights and (live.config, live.tokenizer) == (saved.config, saved.tokenizer)
+
+
+@pytest.mark.parametrize(("family", "output"), [("llama", "output_hidden_states"), ("mixtral", "output_router_logits")])
+def test_its_identity_does_not_change_when_outputs_are_captured(family: str, output: str, tmp_path: Path) -> None:
+    """transformers keeps the hooks of such a call. The model is one of transformers, or part of another module."""
+
+    class Outer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self.inner(ids).logits)
+
+    def identities() -> list[Any]:
+        options = {"tokenizer": tokenizer, "device": "auto", "dtype": "auto", "attention": "auto"}
+        found = list[Any]()
+        for module, before in ((model, None), (Outer(), lambda: None)):
+            with live_model(module, None, window=64, before=before, **options) as spec:
+                found.append(fingerprint(spec.locate()))
+        return found
+
+    source = tiny_checkpoint(tmp_path / "source")
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "num_key_value_heads": 4}  # fmt: skip
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes))
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    before = identities()
+    ids = torch.arange(40, 60)[None]
+    model(ids, labels=ids, **{output: True}).loss.backward()
+    assert identities() == before
+    model.save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    assert before[0] == fingerprint(locate(str(tmp_path / "saved")))
 
 
 def state_of(model: Any) -> dict[str, Any]:

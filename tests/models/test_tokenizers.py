@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from evalkit.errors import CheckpointError, DataError, UsageError
-from evalkit.models.loading.tokenizer import load_tokenizer
+from evalkit.models.loading.tokenizer import LEFT_OUT, added_tokens, fed_text, load_tokenizer
 from evalkit.models.zoo.train_tokenizer import FEWEST, train_tokenizer
-from tests.tiny import TOKENS, TRAINING_TEXT, Family, tiny_checkpoint
+from tests.tiny import TOKENS, TRAINING_TEXT, Family, tiny_checkpoint, tiny_tokenizer
 
 TEXTS = (*TRAINING_TEXT, "In 1987 it's 12,345.60  (twice)\n\n\tdone", "e\u0301 é ﬁ Ａ", " leading", "")
 
@@ -99,6 +99,68 @@ def rewrite_tokenizer(path: Path, change: Callable[[Any], None]) -> None:
     content = json.loads(file.read_text("utf-8"))
     change(content)
     file.write_text(json.dumps(content), "utf-8")
+
+
+# Special tokens that a tokenizer adds
+
+
+def adding(single: str) -> Any:
+    return processors.TemplateProcessing(single=single, special_tokens=[("<s>", 0), ("</s>", 1)])
+
+
+UNTRIMMED = processors.ByteLevel(trim_offsets=False)
+ENDINGS: dict[str, tuple[Any, list[int], str]] = {
+    "BOS": (adding("<s> $A"), [0], ""),
+    "EOS": (adding("$A </s>"), [], "</s>"),
+    "BOS and EOS": (adding("<s> $A </s>"), [0], "</s>"),
+    "two on each side": (adding("</s> <s> $A <s> </s>"), [1, 0], "<s> </s>"),
+    "after offsets": (processors.Sequence([UNTRIMMED, adding("<s> $A </s>")]), [0], "</s>"),
+    "RoBERTa": (processors.RobertaProcessing(("</s>", 1), ("<s>", 0)), [0], "</s>"),
+    "BERT": (processors.BertProcessing(("</s>", 1), ("<s>", 0)), [0], "</s>"),
+}
+
+
+def with_ending(folder: Path, kind: str) -> Path:
+    path = tiny_tokenizer(folder)
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer.post_processor = ENDINGS[kind][0]
+    tokenizer.save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.mark.parametrize("kind", ENDINGS)
+def test_no_token_is_added_after_a_text(tmp_path: Path, kind: str) -> None:
+    """Those before it stay, and so do the offsets."""
+    path = with_ending(tmp_path, kind)
+    _, before, ending = ENDINGS[kind]
+    said: list[str] = []
+    tokenizer = load_tokenizer(path, TOKENS, say=said.append)
+    assert [ending in line for line in said] == [True] * bool(ending)
+    assert getattr(tokenizer, LEFT_OUT, "") == ending
+    assert added_tokens(tokenizer) == (before, [])
+    reference = AutoTokenizer.from_pretrained(path)
+    for text in TEXTS:
+        encoded, whole = (each(text, return_offsets_mapping=True) for each in (tokenizer, reference))
+        kept = len(whole["input_ids"]) - len(ending.split())
+        assert encoded["input_ids"] == whole["input_ids"][:kept]
+        assert encoded["offset_mapping"] == whole["offset_mapping"][:kept]
+    for copied in (copy.deepcopy(tokenizer), pickle.loads(pickle.dumps(tokenizer))):
+        assert copied("A text")["input_ids"] == tokenizer("A text")["input_ids"]
+
+
+def test_a_part_of_a_sequence_as_text(tmp_path: Path) -> None:
+    """With special tokens, and with the space before its first word, which decoding a ▁ tokenizer's part strips."""
+    path = tiny_tokenizer(tmp_path)
+    tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), ("<s>", 0.0), ("▁a", -1.0), ("▁bc", -1.0), ("d", -1.0)], 0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.save(str(path / "tokenizer.json"))
+    loaded = load_tokenizer(path, TOKENS)
+    ids = loaded("a bcd a")["input_ids"]
+    assert loaded.convert_ids_to_tokens(ids) == ["<s>", "▁a", "▁bc", "d", "▁a"]
+    assert [fed_text(loaded, ids[start:end]) for start, end in ((0, 2), (2, 3), (3, 5))] == ["<s> a", " bc", "d a"]
 
 
 # Trained tokenizers

@@ -167,6 +167,12 @@ def test_a_study(shared: Path, tmp_path: Path) -> None:
     common = read_recipe(tmp_path / "recipe.yaml")
     assert [recipes[name] for name in names] == 3 * [common.model_copy(update={"model": model})]
     assert recipes["own"] == common.model_copy(update={"model": f"{shared}/models.yaml:vanilla", "steps": 40})
+    # A recipe without a model works where a study or the command names one
+    write_recipe(tmp_path, shared, model=None)
+    assert read_training_study(path)[1] == recipes
+    assert read_recipe(tmp_path / "recipe.yaml", model) == recipes["-"]
+    with pytest.raises(UsageError, match=r"recipe\.yaml: it lacks 'model'"):
+        read_recipe(tmp_path / "recipe.yaml")
     for change, message in BAD_STUDIES:
         path.write_text(json.dumps(keys | change))
         with pytest.raises(UsageError) as raised:

@@ -220,13 +220,22 @@ def test_damaged_settings(shared: Path, tmp_path: Path) -> None:
 
 @pytest.mark.training
 def test_evaluations_during_the_training(
-    shared: Path, tmp_path: Path, documents: Path, monkeypatch: pytest.MonkeyPatch
+    shared: Path, tmp_path: Path, documents: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here = {"tasks": ["piqa"], "data_dir": documents, "allow_unofficial_data": True, "output": tmp_path / "runs"}
+    """Their scores are printed, in training.csv, and with their runs in the training's folder."""
+    here = {"tasks": ["piqa"], "data_dir": documents, "allow_unofficial_data": True}
     monkeypatch.setattr(evalkit, "TrainerCallback", partial(evalkit.TrainerCallback, **here))
-    trained(shared, tmp_path / "x", model="long", steps=4, evaluate={"sample": 2, "every": 2})
-    runs = evalkit.list_runs(tmp_path / "runs")
-    assert sorted(str(run.manifest["model"]) for run in runs) == ["x step 2", "x step 4"]
+    training = trained(shared, tmp_path / "x", model="long", steps=4, evaluate={"sample": 2, "every": 2})
+    runs = {str(run.manifest["model"]): run for run in evalkit.list_runs(training.output / "runs")}
+    assert sorted(runs) == ["x step 2", "x step 4"]
+    rows = {int(row["step"]): row for row in read_log(training.output / "training.csv") if row["score"]}
+    printed = capsys.readouterr().out
+    for step in (2, 4):
+        average = runs[f"x step {step}"].results().average
+        assert float(rows[step]["score"]) == pytest.approx(average.value)
+        assert float(rows[step]["score_error"]) == pytest.approx(average.stderr)
+        line = f"accuracy {average.value:.4f} ± {average.stderr:.4f} (2 documents of each task); "
+        assert f"step {step} of 4: zeroshot8 {average.name} {line}" in printed
 
 
 # Killed and resumed

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from evalkit.reporting.report import Report, render
 from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, literal
 from evalkit.tables.layout import layout_names
 from evalkit.tables.request import TableRequest, make
@@ -87,3 +88,19 @@ def test_a_hyphen_before_a_number_is_a_minus() -> None:
         assert shown in printed(make(TableRequest(name)), "latex")
     text = printed(of_rows(("-0.5", Cell("-1.5")), name="layers 2-3 of run-4 (at -2)"), "latex")
     assert r"\caption{layers 2-3 of run-4 (at $-$2)}" in text and "$-$0.5" in text and "$-$1.5" in text
+
+
+def test_without_a_caption_there_is_no_label() -> None:
+    """A label without one refers to the section."""
+    assert r"\label{" not in printed(of_rows(("a", Cell("1.0"))), "latex")
+    named = printed(of_rows(("a", Cell("1.0")), name="named"), "latex")
+    assert named.index(r"\caption{named}") < named.index(r"\label{tab:a_bc}")
+
+
+def test_comments_have_no_folders_of_this_machine() -> None:
+    """Neither of notes nor of the sides of a comparison; texts with a slash stay."""
+    notes = ("checkpoints are in /home/me/my_models", 'taken from "/data/runs/a.yaml": bits/byte, 1 / 2, and/or')
+    facts = ("A: base (/home/me/runs/base-zeroshot8-1a2b3c)",)
+    text = render(Report((of_rows(("a", Cell("1.0"))),), ("It is better.",), facts, notes), "latex")
+    assert "home" not in text and "/data" not in text
+    assert "% checkpoints are in my_models" in text and '% taken from "a.yaml": bits/byte, 1 / 2, and/or' in text

@@ -46,7 +46,7 @@ def test_nothing_that_latex_obeys_is_left(text: str) -> None:
 
 @any_text
 def test_markup(text: str) -> None:
-    """A backslash takes the sign itself; a style that is not closed is an error that says where."""
+    """A backslash takes the sign itself, and is itself before any other; an open style is an error that says where."""
     assert parse("**~Intg~ with** *8* heads, $S$", "x") == (
         Span("Intg", bold=True, small_caps=True),
         Span(" with", bold=True),
@@ -57,6 +57,8 @@ def test_markup(text: str) -> None:
     )
     assert parse("***both***", "x") == (Span("both", bold=True, italic=True),)
     assert plain(parse("".join(f"\\{c}" if c in "\\*~$" else c for c in text), "x")) == printable(text)
+    for path in ("C:\\new\\runs", "\\alpha", "a\\"):
+        assert plain(parse(path, "x")) == path
     for unclosed in ("**bold", "*", "~caps", "costs $5", "a ** b"):
         with pytest.raises(TableError, match=r"layout my\.yaml: caption: "):
             parse(unclosed, "layout my.yaml: caption")

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from evalkit.benchmarks.registry import benchmark_of
+from evalkit.comparison.naming import find_run
 from evalkit.errors import EvalkitError, RunError, UnknownNameError, UsageError
 from evalkit.models.loading.locate import Checkpoint
-from evalkit.runs.finding import find_run, folder_name, list_runs, model_name, scan
+from evalkit.runs.finding import folder_name, list_runs, model_name, scan
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, SCORES, load_run, specification_id
 from evalkit.runs.writing import open_run
 from tests.runs.conftest import MANIFEST as CONTENT
@@ -75,7 +76,7 @@ def test_a_run_is_found_by_whatever_names_it_alone(
     assert find_run("b/checkpoint-1000", root).folder == other
     for step, folder in enumerate(steps, start=1):
         assert find_run(f"org/name@step{step}", root).folder == find_run(f"org/name@{step}a1b", root).folder == folder
-    for name in ("org/name", "name@", "n"):
+    for name in ("org/name", "name"):
         with pytest.raises(UsageError, match=rf"'{name}' .*name@step1.*name@step2"):
             find_run(name, root)
     (tmp_path / "checkpoint").mkdir()
@@ -101,7 +102,12 @@ def test_folders_that_hold_no_finished_run(make: Callable[..., Path]) -> None:
     (root / "file").touch()
     (root / "torn").mkdir()
     (root / "torn" / JOURNAL).touch()
+    (root / "weights").mkdir()
+    for name in ("config.json", MANIFEST, RESULTS):  # a checkpoint, with files of another program
+        (root / "weights" / name).write_text("{}", encoding="utf-8")
     assert [entry.folder for entry in scan(root)] == [begun, damaged, root / "torn"]
+    with pytest.raises(RunError, match="weights is not a run folder"):
+        load_run(root / "weights")
     assert [run.folder for run in list_runs(root)] == [begun]
     for name, noun in (("begun", "not finished"), ("dama", MANIFEST), ("torn", MANIFEST)):
         with pytest.raises(RunError, match=noun):

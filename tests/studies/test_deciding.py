@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 import evalkit
+from evalkit.benchmarks.run import planned
+from evalkit.benchmarks.session import run_plan
 from evalkit.cli.root import cli
 from evalkit.errors import UsageError
+from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import JOURNAL, Run
+from evalkit.runs.score_table import ScoreRow
+from evalkit.runs.traits import NO_BATCH
 from evalkit.studies import deciding
 from evalkit.studies.deciding import Decision, decide, decision_report, samples
+from tests.benchmarks.lm_eval.made import write_task
+from tests.journals import entries_of
 from tests.marks import fast
 from tests.studies.made import Told
 from tests.tiny import tiny_checkpoint
@@ -50,6 +62,12 @@ def rows_in(run: Run) -> int:
     return len((run.folder / JOURNAL).read_text().splitlines())
 
 
+def taken_rows(run: Run) -> int:
+    """Return how many rows of a run are in the journal without a batch."""
+    entries = entries_of(run, ScoreRow)
+    return sum(len(rows) for entry, rows in entries if entry.batch == NO_BATCH)
+
+
 def same_scores(run: Run, other: Run) -> None:
     """Float32 in batches of other sizes: equal to 2e-5 of the log-likelihood."""
     first, second = run.scores, other.scores
@@ -58,9 +76,11 @@ def same_scores(run: Run, other: Run) -> None:
     np.testing.assert_allclose(first[numbers], second[numbers], rtol=2e-5, equal_nan=True)
 
 
-def decision(folder: Path, output: Path, told: Told | None = None, margin: float = 1.0, **more: Any) -> Decision:
+def decision(
+    folder: Path, output: Path, told: Told | None = None, margin: float = 1.0, most: int | None = None, **more: Any
+) -> Decision:
     models = [str(folder / name) for name in "ab"]
-    return decide(models, options(folder, output, **more), margin, None, None, told or Told())
+    return decide(models, options(folder, output, **more), margin, most, None, told or Told())
 
 
 # A sample continues from another
@@ -92,6 +112,58 @@ def test_scores_of_other_settings_are_not_taken(folder: Path, tmp_path: Path, ot
     assert not any("which are reused" in line for line in told.lines)
 
 
+ROUNDED: list[dict[str, str]] = [{"dtype": "bfloat16"}, {"dtype": "float16"}, {"quantise": "w8a8"}]
+
+
+@pytest.mark.parametrize("rounded", fast(ROUNDED[:1], ROUNDED))
+def test_a_rounded_run_is_the_same_after_another_sample(folder: Path, tmp_path: Path, rounded: dict[str, str]) -> None:
+    """Its scores depend on the other documents of a batch by more than float32's rounding."""
+    run(folder, tmp_path, sample=40, **rounded)
+    told = Told()
+    both = run(folder, tmp_path, told, sample=90, **rounded)
+    assert not any("which are reused" in line for line in told.lines)
+    assert both.scores.equals(run(folder, tmp_path / "alone", sample=90, **rounded).scores)
+
+
+def test_products_in_a_faster_format_are_rounded(folder: Path, tmp_path: Path) -> None:
+    run(folder, tmp_path, sample=40)
+    told, before = Told(), torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        run(folder, tmp_path, told, sample=90)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert not any("which are reused" in line for line in told.lines)
+
+
+DRAWN = """
+import random
+
+def drawn(doc):
+    return f"{doc['q']} {random.randrange(10**6)}"
+
+def gold(doc):
+    return random.randrange(2)
+"""
+CALLS = {"drawn": ("!function code.drawn", "0"), "gold": ("'{{q}}'", "!function code.gold")}
+"""Name → doc_to_text and doc_to_target."""
+
+
+@pytest.mark.parametrize("call", fast(["drawn"], CALLS))
+def test_other_texts_of_the_same_documents_are_scored(folder: Path, tmp_path: Path, call: str) -> None:
+    """A task whose code draws texts or gold answers, document by document."""
+    task = {"task": "drawn", "output_type": "multiple_choice", "doc_to_text": "TEXT", "doc_to_choice": ["yes", "no"],
+            "doc_to_target": "GOLD"}  # fmt: skip
+    write_task(tmp_path / "tasks", task, [{"q": f"question {number}"} for number in range(30)])
+    path = tmp_path / "tasks" / "drawn.yaml"
+    text, gold = CALLS[call]
+    path.write_text(path.read_text("utf-8").replace("TEXT", text).replace("GOLD", gold), "utf-8")
+    (tmp_path / "tasks" / "code.py").write_text(DRAWN, "utf-8")
+    own = {"requests": None, "include_path": tmp_path / "tasks", "tasks": ("drawn",), "template": "plain"}
+    run(folder, tmp_path / "runs", sample=8, **own)
+    same_scores(run(folder, tmp_path / "runs", sample=16, **own), run(folder, tmp_path / "alone", sample=16, **own))
+
+
 def test_a_damaged_journal_is_not_taken(folder: Path, tmp_path: Path) -> None:
     """And it stays as it is."""
     journal = run(folder, tmp_path, sample=40).folder / JOURNAL
@@ -101,7 +173,92 @@ def test_a_damaged_journal_is_not_taken(folder: Path, tmp_path: Path) -> None:
     assert journal.read_bytes() == before
 
 
+# Kills
+
+DYING = """
+import os, signal, sys
+from evalkit.runs.journal import Journal
+
+append, left = Journal.append, [int(sys.argv.pop(1))]
+
+def last(*arguments):
+    stored = append(*arguments)
+    left[0] -= 1
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return stored
+
+Journal.append = last
+from evalkit.cli import main
+main()
+"""
+
+
+def killed(lines: int, *command: Any) -> bool:
+    """Run a command in a process that kills itself after some lines of journals; return whether it did."""
+    process = subprocess.run([sys.executable, "-c", DYING, str(lines), *map(str, command)], capture_output=True)
+    assert process.returncode in (0, 4, -signal.SIGKILL), process.stderr
+    return process.returncode == -signal.SIGKILL
+
+
+def command_of(folder: Path, output: Path, *more: Any) -> tuple[Any, ...]:
+    return ("--requests", folder / "apples.jsonl", "-o", output, "--device", "cpu", *more)
+
+
+def test_the_rest_of_a_sample_is_taken_after_a_kill(folder: Path, tmp_path: Path) -> None:
+    run(folder, tmp_path / "whole", sample=90, token_budget=128)
+    shutil.copytree(tmp_path / "whole", tmp_path / "part")
+    expected = run(folder, tmp_path / "whole", sample=180)
+    more = ("--dtype", "float32", "--sample", "180")
+    assert killed(3, "run", folder / "a", *command_of(folder, tmp_path / "part", *more))
+    [begun] = (each for each in evalkit.list_runs(tmp_path / "part") if not each.complete)
+    assert 0 < taken_rows(begun) < 180
+    resumed = run(folder, tmp_path / "part", sample=180)
+    assert taken_rows(resumed) == taken_rows(expected) == 180
+    assert resumed.scores.equals(expected.scores)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("lines", [None, 9])
+def test_a_decision_is_the_same_after_kills(folder: Path, tmp_path: Path, dtype: str, lines: int | None) -> None:
+    """To the last bit; killed once in the middle of the rows that the second look takes, or again and again."""
+    whole = decision(folder, tmp_path / "whole", margin=0.0, most=300, dtype=dtype, token_budget=512)
+    expected = {each.folder.name: each for each in evalkit.list_runs(tmp_path / "whole")}
+    first = [each for each in expected.values() if "earlier" not in each.manifest["specification"]]
+    assert len(whole.steps) == 2 and len(first) == 2 and len(expected) == 4
+    more = ("--dtype", dtype, "--token-budget", "512", "--margin", "0", "--max-sample", "300")
+    command = ("decide", folder / "a", folder / "b", *command_of(folder, tmp_path / "part", *more))
+    if lines is None:
+        assert killed(sum(map(rows_in, first)) + 2, *command)
+    while lines is not None and killed(lines, *command):
+        pass
+    again = decision(folder, tmp_path / "part", margin=0.0, most=300, dtype=dtype, token_budget=512)
+    assert again.steps == whole.steps
+    for each in evalkit.list_runs(tmp_path / "part"):
+        assert each.scores.equals(expected[each.folder.name].scores)
+        assert rows_in(each) == rows_in(expected[each.folder.name])
+
+
 # Decisions
+
+
+@pytest.mark.parametrize("dtype", fast(["bfloat16"], ["bfloat16", "float16"]))
+def test_a_rounded_decision_is_what_its_ids_say(folder: Path, tmp_path: Path, dtype: str) -> None:
+    """Each document is scored once, in the batches of a run that has all of them to score; under other texts, again."""
+    more = {"dtype": dtype, "token_budget": 512}
+    decided = decision(folder, tmp_path / "runs", margin=0.0, **more)
+    looks = [look.sample for look in decided.steps]
+    assert len(looks) == 4
+    for name, path in zip("ab", decided.runs, strict=True):
+        given = options(folder, tmp_path / "alone", sample=looks[-1], **more)
+        alone = run_plan(planned(str(folder / name), given, silent, looks[:-1]), Told())
+        last = evalkit.load_run(path)
+        assert alone.folder.name == last.folder.name and alone.scores.equals(last.scores)
+        assert rows_in(alone) == rows_in(last) and set(last.manifest["taken_from"]) < {
+            each.manifest["id"] for each in evalkit.list_runs(tmp_path / "runs")
+        }
+        assert last.manifest["specification"]["earlier"] == looks[:-1]
 
 
 def test_a_decision_scores_each_document_once(folder: Path, tmp_path: Path) -> None:
@@ -151,7 +308,7 @@ def test_what_cannot_be_decided(folder: Path, tmp_path: Path) -> None:
         decide(
             [str(folder / "a")] * 2, {"suite": "needle", "lengths": [100], "output": tmp_path}, 1, None, None, Told()
         )
-    with pytest.raises(evalkit.EvalkitError, match="twice"):
+    with pytest.raises(evalkit.EvalkitError, match="one run"):
         decide([str(folder / "a")] * 2, options(folder, tmp_path), 1, None, None, Told())
 
 

@@ -13,6 +13,7 @@ from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_sequen
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import run_plan
+from evalkit.errors import SeveralErrors
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import tokenizer_alone
 from evalkit.scoring import pack
@@ -109,7 +110,7 @@ def test_every_kind_of_request_of_lm_evals_tasks_is_counted(folder: Path, tmp_pa
 def test_models_with_one_tokenizer_and_other_windows_have_other_tokens(tmp_path: Path, files: Path) -> None:
     """Long prompts are cut to the window."""
     shutil.copytree(files / "documents", tmp_path / "documents")
-    for name, window in (("long", 1024), ("short", 64)):
+    for name, window in (("long", 1024), ("short", 100)):
         tiny_checkpoint(tmp_path / name, window=window)
     both, long, short = (
         dry_run_report(read_study(write_study(tmp_path / "s.yaml", {n: n for n in names})), silent).content["total"]
@@ -132,3 +133,25 @@ def test_a_study_is_counted_by_benchmark(folder: Path) -> None:
     assert rows["needle"]["generated_tokens"] == 3 * 2 * 32
     assert rows["zs"]["seconds"] > 0 and rows["far"]["seconds"] is None and rows["far"]["tokens"] > 0
     assert "time is not estimated: --device cuda" in printed(report)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"suite": "attention", "sample": 1, "layers": [0, 2]}, "--layers 2"),
+        ({"suite": "attention", "sample": 1, "layers": "-3"}, "--layers -3"),
+        ({"suite": "perplexity", "text": "text.txt", "stride": 1025}, "--stride 1025"),
+        ({"suite": "needle", "lengths": [1025]}, "--lengths 1025"),
+        ({"suite": "needle", "lengths": [30]}, "--lengths 30"),
+        ({"suite": "needle", "lengths": [500], "depths": [101]}, "--depths 101"),
+        ({"suite": "zeroshot8", "tasks": "piqa", "template": "chat"}, "template chat"),
+        ({"suite": "attention", "measures": "bos,categories"}, "'categories'"),
+    ],
+)
+def test_settings_that_fail_when_computed_fail_in_a_dry_run(folder: Path, wrong: dict[str, Any], named: str) -> None:
+    """Each problem with its run, and the right ones beside it do not hide it."""
+    (folder / "text.txt").write_text("The river rose in the night. " * 20, "utf-8")
+    path = write_study(folder / "wrong.yaml", {"A": "vanilla"}, {"right": ZS | {"limit": 2}, "wrong": wrong})
+    with pytest.raises(SeveralErrors, match=named):
+        dry_run_report(read_study(path), silent)
+    assert not (folder / "runs").exists()

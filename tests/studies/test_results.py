@@ -16,6 +16,7 @@ from evalkit.comparison.curves import curve
 from evalkit.comparison.sides import Side
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.pages.report import contents_of_study
+from evalkit.reporting.report import render
 from evalkit.runs.folder import Run, load_run
 from evalkit.studies.results import StudyResults, read_results, study_sides, study_trainings
 from evalkit.studies.running import run_here, run_study
@@ -145,7 +146,7 @@ def test_sides(results: StudyResults) -> None:
     assert steps.notes == ("Training steps: diff@5 5, diff 10.",)
     with pytest.raises(UsageError, match=r"intg with.*: vanilla, intg, diff$"):
         study_sides(results, ["intg"], zs(results))
-    with pytest.raises(UsageError, match=r"named twice"):
+    with pytest.raises(UsageError, match="two sides are one run"):
         study_sides(results, ["diff", "diff@10"], zs(results))
     [comparison] = contents_of_study(results, ["vanilla", "diff"], "zs").benchmarks
     assert [(training.side.name, training.steps) for training in comparison.trainings] == [
@@ -180,7 +181,9 @@ def test_checkpoints_that_do_not_run_on_a_benchmark(study: Path) -> None:
             call(results, ["diff", "vanilla"], needle)
     with pytest.raises(UsageError, match="no checkpoint has 'steps'"):
         study_trainings(results, [], needle)
-    content = own_tables(results, "needle", None, errors=False).content
+    report = own_tables(results, "needle", None, errors=False)
+    content = report.content
+    assert "n = " in report.verdict[0] and "n = " in render(report, "latex").partition("\\caption{")[2]
     assert {row["model"] for row in content} == {"vanilla", "intg"}
     assert contents_of_study(results).notes == ()
 

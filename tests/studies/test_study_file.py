@@ -147,24 +147,33 @@ def test_checkpoints_that_were_evaluated_stand_for_those_that_are_gone(folder: P
 
 
 def test_options_of_benchmarks(folder: Path) -> None:
-    """They have the shared settings that they know, and the paths of files and folders beside the study file."""
-    settings = {"limit": 5, "context": 2048, "repeats": 2, "tokenizer": "a", "data_dir": "documents"}
+    """They have the shared settings, and the paths of files and folders beside the study file."""
+    settings = {"limit": 5, "context": 2048, "tokenizer": "a"}
     benchmarks = {
-        "plain": {"suite": "zeroshot8", "template": "own.yaml", "limit": 7, "tokenizer": "b-1"},
-        "needle": None,
+        "plain": {"suite": "zeroshot8", "template": "own.yaml", "limit": 7, "tokenizer": "b-1",
+                  "data_dir": "documents"},
+        "longbench": None,
         "texts": {"suite": "perplexity", "text": ["own.yaml", "documents", "nix.txt"]},
-    }
+    }  # fmt: skip
     checkpoints = {"A": {"model": "a", "context": 4096, "context_config": "context.yaml"}}
     study = study_of(folder, checkpoints, benchmarks, settings=settings)
-    plain, needle, texts = (run.options for run in study.runs)
+    plain, longbench, texts = (run.options for run in study.runs)
     assert study.benchmarks[0].given["data_dir"] == "documents"  # the same on every machine
-    assert (plain["limit"], plain["context"], needle["repeats"], needle["suite"]) == (7, 4096, 2, "needle")
+    assert (plain["limit"], plain["context"], longbench["limit"], longbench["suite"]) == (7, 4096, 5, "longbench")
     names = {"template": "own.yaml", "tokenizer": "b-1", "data_dir": "documents", "context_config": "context.yaml"}
     assert {name: plain[name] for name in names} == {name: str(folder / path) for name, path in names.items()}
-    assert "limit" not in needle and needle["tokenizer"] == str(folder / "a")
+    assert longbench["tokenizer"] == str(folder / "a")
     assert texts["text"] == [str(folder / "own.yaml"), str(folder / "documents"), "nix.txt"]
     with pytest.raises(UsageError, match=r"benchmark.* plain"):
         study.benchmark("plan")
+
+
+@pytest.mark.parametrize("lacking", [{"limit": 5}, {"rule": "acc"}, {"control": "swap"}])
+def test_a_setting_reaches_every_benchmark_or_is_an_error(folder: Path, lacking: dict[str, Any]) -> None:
+    """Else an analysis of attention reads all of its 1,600 documents where the study's limit is 2."""
+    [name] = lacking
+    with pytest.raises(UsageError, match=rf"benchmark 'attention'.*'settings'.*'{name}'"):
+        study_of(folder, {"A": "a"}, {"zeroshot8": None, "attention": None}, settings=lacking)
 
 
 def test_a_runs_key_is_the_same_in_every_folder_and_differs_with_what_its_id_may_contain(folder: Path) -> None:

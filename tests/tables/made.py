@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from hypothesis import strategies as st
 
-from evalkit.runs.score_table import ScoreRow
+from evalkit.runs.score_table import COLUMNS
 
 Choice = dict[str, Any]
 
@@ -40,7 +40,7 @@ def table(*documents: list[Choice], task: str = "made_up", subtask: str | None =
         for number, choices in enumerate(documents)
         for index, choice in enumerate(choices)
     ]
-    frame = pd.DataFrame(rows, columns=list(ScoreRow._fields))
+    frame = pd.DataFrame(rows, columns=list(COLUMNS[:-1]))
     return frame.astype({column: "float64" for column in frame if column.startswith("ll_")})
 
 

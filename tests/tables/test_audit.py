@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from fractions import Fraction
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 from evalkit.errors import EvalkitError
 from evalkit.paths import resource
 from evalkit.reporting.decimals import half_up
-from evalkit.reporting.table import plain
+from evalkit.reporting.report import render
 from evalkit.tables.audit import (
+    CONTRADICTED,
+    FAILS,
     HOLDS,
+    UNCHECKED,
     Audited,
     Claims,
     audit_averages,
@@ -24,6 +28,7 @@ from evalkit.tables.audit import (
 from evalkit.tables.fill import CellKey, Number, Printed, computed, contests, printed_cells, published_numbers
 from evalkit.tables.layout import layout_names, load_layout
 
+VERDICTS = (CONTRADICTED, FAILS, HOLDS, UNCHECKED)
 CLAIMS = read_claims(resource("results", "published", "claims.yaml"))
 
 
@@ -74,8 +79,8 @@ def test_planted_averages_and_marks_are_found(name: str) -> None:
 
 def holds(claims: Claims, tables: dict[str, Audited], key: str) -> bool:
     """Whether a claim follows from the tables."""
-    [section] = check_claims(claims.model_copy(update={"claims": {key: claims.claims[key]}}), list(tables.values()))
-    return plain(section.title) == HOLDS
+    [sentence] = check_claims(claims.model_copy(update={"claims": {key: claims.claims[key]}}), list(tables.values()))
+    return sentence.verdict == HOLDS
 
 
 @pytest.mark.parametrize(
@@ -96,18 +101,41 @@ def test_another_number_makes_it_so(
 @pytest.mark.slow
 def test_what_holds_does_so_by_the_tables(tables: dict[str, Audited]) -> None:
     """Each claim on a table's numbers fails for some other number; those on sizes of tables depend on none."""
-    [holding] = [section for section in audited(layout_names()).sections if plain(section.title) == HOLDS]
+    holding = [finding for finding in audited(layout_names()).content if finding["verdict"] == HOLDS]
     by_size = {"eight_tasks", "five_and_three", "samples", "long_context_sets", "long_context_tasks"}
-    assert by_size < {line.key for line in holding.lines}
-    for line in holding.lines:
-        used = {name: tables[name] for name in plain(line.label).split(", ") if name != "text"}
+    assert by_size < {sentence["key"] for sentence in holding}
+    for sentence in holding:
+        used = {name: tables[name] for name in sentence["table"].split(", ") if name != "text"}
         changes = (
             used | {name: with_cell(table, model, measure, value)}
             for name, table in used.items() for model, row in table.numbers.items() for measure in row
             for value in (0, 100)
         )  # fmt: skip
-        if used and line.key not in by_size:
-            assert not all(holds(CLAIMS, changed, line.key) for changed in changes), line.key
+        if used and sentence["key"] not in by_size:
+            assert not all(holds(CLAIMS, changed, sentence["key"]) for changed in changes), sentence["key"]
+
+
+def test_sixteen_heads_are_compared_with_as_many(tables: dict[str, Audited]) -> None:
+    """16 heads of 8 signals (39.6) are below Vanilla of 8 heads (39.8), and above Vanilla of 16 (39.3)."""
+    averages = tables["vanilla_head_app"].values, tables["sig_abl_main"].values
+    assert half_up(averages[0]["vanilla_16heads", "Average"], 1) == Fraction("39.3")
+    assert half_up(averages[1]["intg_16heads_s8", "Average"], 1) == Fraction("39.6")
+    assert holds(CLAIMS, tables, "sixteen_by_eight")
+    assert not holds(CLAIMS, tables, "sixteen_by_eight_alike")
+
+
+def test_an_audit_begins_with_its_summary_and_has_a_block_for_each_table() -> None:
+    report = audited(layout_names())
+    summary, *blocks = report.parts
+    *_, total = summary.tables[0].lines
+    counts = Counter(finding["verdict"] for finding in report.content)
+    assert [int(cell.value) for cell in total.cells] == [counts[name] for name in VERDICTS]
+    wrong = {finding["table"] for finding in report.content if finding["verdict"] in VERDICTS[:2]}
+    assert [block.verdict[0] for block in blocks[:-2]] == sorted(wrong)
+    assert sum(len(list(block.tables[0].lines)) for block in blocks[:-2]) == counts[FAILS] + counts[VERDICTS[0]]
+    assert [len(block.facts) for block in blocks[-2:]] == [counts[HOLDS], counts[VERDICTS[3]]]
+    lines = render(report, "terminal", width=100).splitlines()
+    assert len(lines) < 400 and max(map(len, lines)) <= 100
 
 
 def test_ties_and_relations(tables: dict[str, Audited]) -> None:

@@ -93,15 +93,17 @@ def of_arc_easy(**values: str | Fraction) -> dict[str, dict[str, Number]]:
 
 @given(st.dictionaries(st.sampled_from(MODELS), st.integers(0, 400).map(lambda n: Fraction(n, 40))))
 def test_marks_are_of_what_is_printed(layout: TableLayout, values: dict[str, Fraction]) -> None:
-    """A cell is marked exactly where no other of its scope prints a better number, and another has a number: ties are
-    all marked, and a number alone is neither the best nor the worst."""
+    """A cell is marked exactly where no other of its scope prints a better number, and another a worse one: ties are
+    all marked, and a number alone, or equal to all others, is neither the best nor the worst."""
     shown = {model: float(to_text(value, 1)) for model, value in values.items()}
     for line in fill(layout, of_arc_easy(**values)).lines:
         section = MODELS[:2] if line.key in MODELS[:2] else MODELS[2:]
         value = shown.get(line.key)
         rivals = [shown[other] for other in section if other in shown]
-        bold = value is not None and len(rivals) > 1 and all(other <= value for other in rivals)
-        underline = value is not None and len(shown) > 1 and all(other >= value for other in shown.values())
+        bold = value is not None and len(set(rivals)) > 1 and all(other <= value for other in rivals)
+        underline = (
+            value is not None and len(set(shown.values())) > 1 and all(other >= value for other in shown.values())
+        )
         assert (line.cells[1].bold, line.cells[1].underline) == (bold, underline)
 
 

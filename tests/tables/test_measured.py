@@ -45,7 +45,7 @@ def layout(tmp_path: Path) -> str:
 
 
 def numbers(layout: str, folder: Path, rule: str | None = None, **content: Any) -> dict[str, dict[str, Number]]:
-    return measure(load_layout(layout), read_mapping(mapped(folder, **content)), rule).numbers
+    return measure(load_layout(layout), read_mapping(load_layout(layout), mapped(folder, **content)), rule).numbers
 
 
 def filled(layout: str, folder: Path, source: str = "runs", *, options: Any = None, **content: Any) -> Table:
@@ -168,7 +168,7 @@ def test_a_table_of_longbench_says_what_was_run(tmp_path: Path) -> None:
     for words, run in runs.items():
         table = filled("app_long_contx", tmp_path, rows={"vanilla_1b": run})
         assert {other: other in printed(table) for other in runs} == {other: other == words for other in runs}
-        assert "YaRN" not in printed(table)
+        assert "YaRN" not in printed(table) and "; n = 2 of each task." in printed(table)
         assert lines(table)["trec"] == ["75.00", "-", "-"]
         both = filled("app_long_contx", tmp_path, "both", rows={"vanilla_1b": run})
         assert "YaRN" not in plain(both.caption) and any("published" in plain(note) and "YaRN" in plain(note)

@@ -14,11 +14,11 @@ import transformers
 
 import evalkit
 from evalkit.comparison.curves import curve
-from evalkit.comparison.sides import find_alike, find_trainings
+from evalkit.comparison.naming import find_run, find_runs
+from evalkit.comparison.sides import trainings_of
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.models.loading.load import LoadedModel
-from evalkit.runs.finding import find_runs
 from evalkit.runs.folder import Run
 from evalkit.studies.loop import logged_metrics
 from tests.tiny import tiny_checkpoint
@@ -99,7 +99,7 @@ def test_a_training_ends_as_without_it_and_its_numbers_are_those_of_the_checkpoi
         # Of equal weights the run is opened, which has the checkpoint's path, too
         opened = checkpoint_of(tmp_path / "with", step, asked)
         assert opened.folder == live.folder and saved.manifest["id"] == live.manifest["id"]
-        [named] = find_runs(str(tmp_path / "with" / f"checkpoint-{step}"), asked["output"])
+        named = find_run(str(tmp_path / "with" / f"checkpoint-{step}"), asked["output"])
         assert named.folder == live.folder
         results = saved.results()
         assert logged == {
@@ -108,7 +108,7 @@ def test_a_training_ends_as_without_it_and_its_numbers_are_those_of_the_checkpoi
             f"evalkit/zeroshot8/{results.average.name}/stderr": results.average.stderr,
         }
     given = [str(run.folder) for run in evalkit.list_runs(asked["output"]) if "run 7" in str(run.manifest["model"])]
-    [side] = find_trainings(find_alike(given, (), asked["output"]))
+    [side] = trainings_of(find_runs(given, asked["output"]), [])
     assert [(point.step, point.value) for point in curve(side).tasks["piqa"]] == [
         (step, logs_of(trainer)[step]["evalkit/zeroshot8/piqa/accuracy"]) for step in (2, 4, 6)
     ]

@@ -25,7 +25,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import evalkit
 from evalkit.benchmarks.multiple_choice.scoring import Scoring
 from evalkit.comparison.curves import curve
-from evalkit.comparison.sides import Side, find_alike, find_trainings
+from evalkit.comparison.naming import find_runs
+from evalkit.comparison.sides import Side, trainings_of
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError, EvalkitError, UsageError
 from evalkit.models.live import LiveSpec, live_model
@@ -103,7 +104,7 @@ def test_a_training_of_nanogpts_form_ends_as_without_it(folder: Path, documents:
     assert sorted(logged) == [3, 6]
 
     names = [str(run.folder) for run in evalkit.list_runs(tmp_path / "runs")]
-    [side] = find_trainings(find_alike(names, (), tmp_path / "runs"))
+    [side] = trainings_of(find_runs(names, tmp_path / "runs"), [])
     points = curve(side).tasks["piqa"]
     key = "evalkit/zeroshot8/piqa/accuracy"
     assert [(point.step, point.value) for point in points] == [(step, logged[step][key]) for step in (3, 6)]

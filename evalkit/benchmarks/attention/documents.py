@@ -26,7 +26,7 @@ from evalkit.benchmarks.attention.categories import (
     tagged_texts,
     tagger_identity,
 )
-from evalkit.benchmarks.attention.groups import GROUPS, MASS, RANK, RANKED_LAYERS, chosen_layers, parsed_layers
+from evalkit.benchmarks.attention.groups import GROUPS, MASS, RANK, RANKED_LAYERS, chosen_layers
 from evalkit.benchmarks.base import Batch, Batches, Planned
 from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, plan_suite
 from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, END, SPECIAL, Prompter
@@ -46,6 +46,7 @@ from evalkit.errors import ScoringError, UnknownNameError, UsageError
 from evalkit.inputs.reading import read_given_text
 from evalkit.inputs.settings import setting
 from evalkit.inputs.values import check_text
+from evalkit.models.context.extension import configured_layers
 from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.loading.spec import config_of, window_of
 from evalkit.runs.finding import run_folder
@@ -62,6 +63,7 @@ VERSION = 2
 """Increased with every change of evalkit that changes a measure or a sample."""
 _OF_DOCUMENTS = ("tasks", "template", "num_fewshot", "data_dir", "allow_unofficial_data")
 """Settings that a text does not have."""
+MOST_LAYERS = 10_000
 _BATCH = 4
 _TIMED = 256
 """Tokens of the map whose singular values are timed."""
@@ -72,11 +74,12 @@ class AttentionRequest(Request):
     """Settings of an analysis of attention."""
 
     measures: tuple[str, ...] = setting((), f"Of {', '.join(GROUPS)}.", "all", metavar="NAMES")
-    layers: tuple[str, ...] = setting(
+    layers: tuple[int, ...] = setting(
         (),
         "From 0, or from -1 for the last one backwards.",
         "all; rank: the last four; bos_tokens: the last",
         metavar="NUMBERS",
+        least=-MOST_LAYERS,
     )
     sample: int = setting(200, "Random documents of each task, or windows of a text.", metavar="N", shows_least=True)
     seed: int = setting(0, "Seed of the random sample.", metavar="N", least=0, shows_least=True)
@@ -144,7 +147,7 @@ def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
     settings: dict[str, Any] = {
         "suite": ATTENTION,
         "measures": groups,
-        "layers": sorted(parsed_layers(request.layers)),
+        "layers": sorted({*request.layers}),
         "sample": request.sample,
         "seed": request.seed,
         "version": VERSION,
@@ -158,12 +161,21 @@ def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
     # Of documents with one gold answer the suite's own outcome is bits per byte
     rule = suite.rule if outcome_of(suite.rule or "") else "acc"
     choices = plan_suite(SuiteRequest(**shared, suite=request.questions, rule=rule), suite, say)
+    _check_layers(settings["layers"], choices.checkpoint)
     of_choices = {name: value for name, value in choices.manifest["specification"].items() if name != "unconditional"}
     settings = of_choices | settings | {"questions": suite.name, "continuation": request.continuation}
     names = ("documents", "template", "labels", "short")
     more = {name: choices.manifest[name] for name in names if name in choices.manifest}
     manifest = plain_manifest(ATTENTION, request, choices.checkpoint, settings, **more)
     return AttentionPlan(request, choices.checkpoint, manifest, choices)
+
+
+def _check_layers(numbers: Sequence[int], checkpoint: Checkpoint) -> None:
+    """Raise a `UsageError` for a number that is beyond the layers of a checkpoint's config."""
+    if not numbers or checkpoint.gguf is not None:  # a GGUF file's config is made when it is dequantised
+        return
+    if layers := configured_layers(checkpoint.config()):
+        chosen_layers(numbers, range(layers))
 
 
 def _plan_text(request: AttentionRequest, path: Path, settings: dict[str, Any], say: Say) -> AttentionPlan:
@@ -173,6 +185,7 @@ def _plan_text(request: AttentionRequest, path: Path, settings: dict[str, Any], 
         raise UsageError(f"--{option}: is for the documents of tasks, which a text has not; leave it out, or --text")
     _, text = read_given_text(path)
     checkpoint = request.model.locate(say)
+    _check_layers(settings["layers"], checkpoint)
     digest = hashlib.sha256(text.encode()).hexdigest()
     settings = {**numerics(request.model, checkpoint, None, say), **settings, "documents": {TEXT: digest}}
     if request.model.context not in (None, "none"):
@@ -337,8 +350,8 @@ def _costs(plan: AttentionPlan, task: str, lengths: Sequence[int], documents: in
     scale, seconds = documents / sampled, 0.0
     config, requested = config_of(plan.checkpoint, silent), plan.manifest["specification"]["layers"]
     # 1 where the config does not say
-    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
-    read = len(chosen_layers(requested, range(layers))) if isinstance(layers, int) and layers > 0 else 1
+    layers, heads = configured_layers(config), config.get("num_attention_heads")
+    read = len(chosen_layers(requested, range(layers))) if layers else 1
     if RANK in plan.manifest["specification"]["measures"]:
         maps = (read if requested else min(read, RANKED_LAYERS)) * (heads if isinstance(heads, int) else 1)
         # The time of a map's singular values grows with the cube of its length

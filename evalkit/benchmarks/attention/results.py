@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from math import isnan
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -26,8 +25,8 @@ from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import mixture
-from evalkit.stats.estimates import mean
+from evalkit.runs.traits import computation_notes
+from evalkit.stats.estimates import known_error, mean
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.documents import AttentionPlan
@@ -152,7 +151,7 @@ def _values(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
     values = {}
     for measure, measured in by_document.groupby("measure", observed=True, sort=False):
         estimate = mean(*(measured[name].to_numpy() for name in ("value", "source", "stratum")))
-        error = None if isnan(estimate.variance) else estimate.stderr
+        error = known_error(estimate.stderr)
         about = {"n": len(measured), "unit": MEASURES[str(measure)].stored_unit, "higher_is_better": None}
         values[measure] = about | {"value": estimate.value, "stderr": error}
     return {name: values[name] for name in MEASURES if name in values}
@@ -202,6 +201,7 @@ def _notes(run: Run, names: list[str], detail: bool) -> list[str]:
     notes = [
         f"{run.manifest['model']}, {specification['dtype']}, {run.template} prompts, {documents}, {read}",
         "means over documents of the mean over heads (rank: median); shares in %",
+        *computation_notes(run.manifest),
     ]
     if not detail:
         return [*notes, "--detail prints all layers and measures, and what they are"]
@@ -219,4 +219,4 @@ def _notes(run: Run, names: list[str], detail: bool) -> list[str]:
         notes.append(f"categories are of English words, by {specification['tagger']}")
     if cut := sum(task["truncated"] for task in tasks):
         notes.append(f"{counted(cut, 'document')} truncated to the context window")
-    return [*notes, *mixture(run.manifest)]
+    return notes

@@ -216,7 +216,6 @@ class RequestFacts:
     window: int
     prefix_id: int
     """The token that precedes a text without context."""
-    prefix_text: str
     texts: TextFacts | None
 
 

@@ -49,6 +49,7 @@ class LMEval(Benchmark):
     prompts = lazy("evalkit.benchmarks.lm_eval.views:shown_requests")
 
     def is_missing(self, plan: TaskPlan, finished: FinishedRows) -> bool:
+        _ = plan.caveats  # a task that cannot be measured is refused before a model is loaded
         rows = stored_rows(finished, plan.requests)
         return any(not rows_of(request, rows) for members in plan.requests.values() for request in members)
 

@@ -180,8 +180,7 @@ class Harness(AnswersFromRows, HFLM):  # type: ignore[misc]
         engine, encoding = self.engine, self.encoding
         if not engine.checked and (sequences := first_sequences(requests, encoding)):
             engine.check(sequences)
-        prefix = (encoding.prefix_id, encoding.prefix_text)
-        return RequestFacts(engine.budget, engine.shares, encoding.window, *prefix, texts)
+        return RequestFacts(engine.budget, engine.shares, encoding.window, encoding.prefix_id, texts)
 
     def _text_facts(self, requests: Sequence[ModelRequest], kept: int | None) -> TextFacts:
         from evalkit.generation.prompts import capacity_of, end_tokens

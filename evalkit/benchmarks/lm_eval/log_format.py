@@ -82,17 +82,19 @@ def _with_caveats(evaluated: Evaluated, manifest: Mapping[str, Any]) -> dict[str
     for kind in entries.keys() & {"results", "groups"}:
         entries[kind] = dict(entries[kind])
         for name, entry in entries[kind].items():
-            leaves = (evaluated.documents.get(leaf, leaf) for leaf in _leaves(name, entries["group_subtasks"]))
-            if notes := dict.fromkeys(caveat for leaf in leaves for caveat in caveats(manifest, leaf)):
+            if notes := caveats_below(name, entries["group_subtasks"], manifest, evaluated.documents):
                 entries[kind][name] = entry | {"alias": f"{entry['alias']} ({'; '.join(notes)})"}
     return entries
 
 
-def _leaves(name: str, groups: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    if not groups.get(name):
-        yield name
+def caveats_below(
+    name: str, groups: Mapping[str, Sequence[str]], manifest: Mapping[str, Any], documents: Mapping[str, str] = {}
+) -> list[str]:
+    """Return the distinct caveats of a task, or of a group and all its members; `documents` as of `Evaluated`."""
+    notes = caveats(manifest, documents.get(name, name))
     for member in groups.get(name, ()):
-        yield from _leaves(member, groups)
+        notes += caveats_below(member, groups, manifest, documents)
+    return list(dict.fromkeys(notes))
 
 
 def texts_of_requests(arguments: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:

@@ -19,13 +19,15 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from evalkit.benchmarks.lm_eval.batches import Encoding, TextFacts, continuations_of, prompts_of
-from evalkit.benchmarks.lm_eval.requests import GENERATED, ModelRequest, group_by_task, requests_of
+from evalkit.benchmarks.lm_eval.requests import GENERATED, ROLLING, ModelRequest, group_by_task, requests_of
+from evalkit.benchmarks.lm_eval.task_checks import task_caveats
 from evalkit.benchmarks.lm_eval.tasks import (
     RandomState,
     TaskSet,
     load_tasks,
     quiet_lm_eval,
     random_state,
+    with_task_names,
 )
 from evalkit.benchmarks.multiple_choice.suites import refuse_duplicate_tasks
 from evalkit.benchmarks.multiple_choice.templates import load_template
@@ -35,7 +37,7 @@ from evalkit.data import Library
 from evalkit.data.sampling import number_of
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, UsageError, reading_as
-from evalkit.generation.prompts import Capacity
+from evalkit.generation.prompts import Capacity, Prompt
 from evalkit.inputs.reading import MOST_BYTES, read_bytes
 from evalkit.models.context.extension import Extension, refuse_generation
 from evalkit.models.loading.files import generation_settings
@@ -73,6 +75,17 @@ class TaskPlan:
             tasks = self.tasks.tasks.values()
             return group_by_task(instance for task in tasks for instance in build_requests(task, self.request.limit))
 
+    @cached_property
+    def caveats(self) -> dict[str, list[str]]:
+        """Task → what makes its metrics doubtful; `task_checks.task_caveats` says what raises an error."""
+        _ = self.requests
+        caveats = {}
+        with quiet_lm_eval():
+            for name, task in self.tasks.tasks.items():
+                with reading_as(f"task {name}", "documents to measure", DataError):
+                    caveats[name] = task_caveats(task)
+        return caveats
+
     @property
     def folder(self) -> Path:
         names = "+".join(self.tasks.names)
@@ -82,6 +95,7 @@ class TaskPlan:
 def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
     if not request.tasks:
         raise UsageError("lm-eval's tasks must be named: --tasks lambada_openai,sciq, or a group such as mmlu")
+    request = with_task_names(request, say)
     refuse_duplicate_tasks(request.tasks)
     # Template plain has lm-eval's prompts
     given: dict[str, object] = {name: getattr(request, name) for name in ("rule", "vary", "control", "requests")}
@@ -97,11 +111,10 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
             f"--data-dir {request.data_dir}: is for evalkit's own tasks, and none of these is one "
             f"({', '.join(request.tasks)}); leave it out, since a task file names its own documents"
         )
+    zero_shot = _set_fewshot(tasks, request.num_fewshot)
+    if request.num_fewshot and zero_shot:
+        say(f"--num-fewshot {request.num_fewshot} is not for {', '.join(zero_shot)}: zero-shot by definition")
     for name, task in tasks.tasks.items():
-        # As in `lm_eval.simple_evaluate`, a task's own 0 is not overridden
-        own = task.get_config("num_fewshot")
-        if own is None or (request.num_fewshot is not None and own != 0):
-            task.set_config(key="num_fewshot", value=request.num_fewshot or 0)
         if request.sample is not None:
             _restrict(task, request.selection.places(name, [name] * len(task.eval_docs)))
         # Errors of a task occur before a model is loaded
@@ -124,6 +137,22 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
         include_path=str(request.include_path) if request.include_path else None,
     )
     return TaskPlan(request, checkpoint, tasks, manifest, random_state())
+
+
+def _set_fewshot(tasks: TaskSet, number: int | None) -> list[str]:
+    """Set the tasks' numbers of solved examples, by default their own, otherwise 0; return the zero-shot tasks.
+
+    As in `lm_eval.simple_evaluate`, a task's own 0 is not overridden; and a text that is scored alone has no examples.
+    """
+    zero_shot = []
+    for name, task in tasks.tasks.items():
+        own = task.get_config("num_fewshot")
+        if own == 0 or task.OUTPUT_TYPE == ROLLING:
+            zero_shot.append(name)
+            task.set_config(key="num_fewshot", value=0)
+        elif own is None or number is not None:
+            task.set_config(key="num_fewshot", value=number or 0)
+    return zero_shot
 
 
 def set_seeds() -> None:
@@ -183,6 +212,7 @@ def _specification(request: SuiteRequest, tasks: TaskSet, checkpoint: Checkpoint
         # change a token and the rest of a text
         settings = None if checkpoint.gguf is not None else stable(generation_settings(checkpoint.folder))
         generation = {"device": request.model.device, "config": settings}
+    shots = {task.get_config("num_fewshot") for task in tasks.tasks.values()}
     return {
         **numerical,
         **request.selection.specification,
@@ -195,7 +225,7 @@ def _specification(request: SuiteRequest, tasks: TaskSet, checkpoint: Checkpoint
         "names": list(tasks.names),
         "tasks": {name: task_specification(task, request.limit) for name, task in tasks.tasks.items()},
         "code": None if request.include_path is None else code_hash(request.include_path),
-        "num_fewshot": request.num_fewshot,
+        "num_fewshot": shots.pop() if len(shots) == 1 else None,
         "seeds": SEEDS,
     }
 
@@ -250,11 +280,21 @@ def source_of(task: Any, pinned: bool, library: Library) -> dict[str, Any]:
     return {"source": f"{origin} {', '.join(map(str, listed))}".strip(), "official": True, "total": total}
 
 
-def estimated(plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
-    """Return the estimates for each task; arguments as in `Benchmark.token_counts`."""
+def encoding_of(plan: TaskPlan, tokenizer: Any, say: Say) -> Encoding:
+    """Return the tokenisation of a plan's requests, without a model."""
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
     prefix = next(token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if token is not None)
-    encoding = Encoding(tokenizer, prefix, window)
+    return Encoding(tokenizer, prefix, window)
+
+
+def prompts_alone(requests: Sequence[ModelRequest], encoding: Encoding) -> list[Prompt]:
+    """Return the prompts of generated texts, for a model without settings of its own."""
+    return prompts_of(requests, encoding, TextFacts((), None, Capacity(encoding.window, 1, 1, 0)))
+
+
+def estimated(plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
+    """Return the estimates for each task; arguments as in `Benchmark.token_counts`."""
+    encoding = encoding_of(plan, tokenizer, say)
     estimates = []
     plan.randomness.restore()
     for name, task in plan.tasks.tasks.items():
@@ -263,7 +303,7 @@ def estimated(plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[Tas
         scale = documents / len(numbers)
         for requests in group_by_task(build_requests(task, documents, set(numbers))).values():
             if requests[0].kind == GENERATED:
-                prompts = prompts_of(requests, encoding, TextFacts((), None, Capacity(window, 1, 1, 0)))
+                prompts = prompts_alone(requests, encoding)
                 alone = scale * sum(len(prompt.tokens) for prompt in prompts)
                 new = scale * sum(prompt.max_new_tokens for prompt in prompts)
                 counts, members = (alone, alone, new), len(requests)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.benchmarks.lm_eval.log_format import Evaluated, write_lm_eval
 from evalkit.benchmarks.lm_eval.requests import AnswersFromRows, RequestRow, Rows, requests_of, rows_of, stored_rows
+from evalkit.benchmarks.lm_eval.task_checks import listed_metrics, logged_caveats
 from evalkit.benchmarks.lm_eval.tasks import quiet_lm_eval
 from evalkit.benchmarks.outcomes import Metric
 from evalkit.compatibility.lm_eval import as_texts, hash_of, json_value
@@ -23,8 +24,11 @@ from evalkit.data.sampling import clusters_of
 from evalkit.errors import DataError, reading_as
 from evalkit.runs.folder import LM_EVAL, SCORES
 from evalkit.runs.score_table import FRACTION, ScoreRow, score_table
+from evalkit.stats.estimates import known_error
 
 if TYPE_CHECKING:
+    import logging
+
     import pandas as pd
 
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
@@ -99,16 +103,20 @@ def choice_rows(
 
 
 def metric_entries(values: Mapping[str, Any], better: Mapping[str, bool | None]) -> list[dict[str, Any]]:
-    """Return the metrics of a task in results.json from lm-eval's values, named "metric,filter" and "…_stderr,…"."""
+    """Return the metrics of a task in results.json from lm-eval's values, named "metric,filter" and "…_stderr,…".
+
+    A value that is not a finite number is None.
+    """
     metrics = []
     for key, value in values.items():
         metric, comma, rule = key.rpartition(",")
         if comma and not metric.endswith("_stderr"):
             error = values.get(f"{metric}_stderr,{rule}")
-            stderr = float(error) if isinstance(error, (int, float)) and isfinite(error) else None
+            stderr = known_error(float(error)) if isinstance(error, (int, float)) and isfinite(error) else None
+            is_undefined = isinstance(value, float) and not isfinite(value)
             unit = FRACTION if metric.startswith("acc") else _UNITS.get(metric)
             about = {"filter": rule, "metric": metric, "unit": unit, "higher_is_better": better.get(metric)}
-            metrics.append(about | {"value": value, "stderr": stderr})
+            metrics.append(about | {"value": None if is_undefined else value, "stderr": stderr})
     return metrics
 
 
@@ -157,7 +165,7 @@ def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
     """Let lm-eval evaluate the answers, and write every result file of a run, results.json last."""
     tasks, with_samples = plan.tasks.tasks, plan.request.log_samples
     answers = StoredAnswers(stored_rows(finished, plan.requests))
-    results = _evaluated(plan, answers, writer)
+    results, warnings = _evaluated(plan, answers, writer)
     samples = results.pop("samples")
     scores = {name: list(document_scores(name, members)) for name, members in samples.items()}
     rows: list[ScoreRow] = []
@@ -178,6 +186,11 @@ def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
         name: hash_of("".join(sample[part] for sample in members for part in parts))
         for name, members in samples.items()
     }
+    entries = {name: _entry(name, results) for name in results["results"]}
+    caveats = _caveats(plan, entries, warnings)
+    if caveats:
+        # Files in lm-eval's format have them too
+        writer.save_manifest(caveats=caveats)
     lines = {name: map(_sample, members) for name, members in samples.items()} if with_samples else {}
     specification = writer.manifest["specification"]
     settings = {
@@ -188,7 +201,6 @@ def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
         **{f"{name}_seed": seed for name, seed in specification["seeds"].items()},
     }
     write_lm_eval(writer, Evaluated(results, settings, sum(seconds.values(), 0.0), lines, hashes=hashes))
-    entries = {name: _entry(name, results) for name in results["results"]}
     for name, task in tasks.items():
         entries[name] |= {
             "output_type": task.OUTPUT_TYPE,
@@ -203,17 +215,44 @@ def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
     writer.save_results(json.loads(json.dumps(content, default=json_value)))
 
 
-def _evaluated(plan: TaskPlan, answers: StoredAnswers, writer: RunWriter) -> dict[str, Any]:
+def _evaluated(
+    plan: TaskPlan, answers: StoredAnswers, writer: RunWriter
+) -> tuple[dict[str, Any], list[logging.LogRecord]]:
+    """Return the results of lm-eval's `evaluate`, and the warnings that it has logged."""
     import lm_eval.evaluator
+    import numpy as np
 
     tasks = plan.tasks
+    warnings: list[logging.LogRecord] = []
     for name, task in tasks.tasks.items():
         # The plan has built the requests; `evaluate` would build them again
         task.build_all_requests = lambda **_: None
         task.process_results = reading_as(f"task {name}", "answers to measure", DataError)(task.process_results)
     loaded = {"tasks": tasks.tasks, "groups": tasks.groups}
-    with quiet_lm_eval(writer.say), reading_as(f"tasks {', '.join(tasks.names)}", "answers to evaluate", DataError):
-        return dict(lm_eval.evaluator.evaluate(answers, loaded, limit=plan.request.limit, log_samples=True))
+    reading = reading_as(f"tasks {', '.join(tasks.names)}", "answers to evaluate", DataError)
+    # acc_norm divides by the length of an empty choice, which is a caveat
+    with quiet_lm_eval(writer.say, warnings), reading, np.errstate(divide="ignore", invalid="ignore"):
+        evaluated = lm_eval.evaluator.evaluate(answers, loaded, limit=plan.request.limit, log_samples=True)
+        return dict(evaluated), warnings
+
+
+def _caveats(
+    plan: TaskPlan, entries: Mapping[str, Mapping[str, Any]], warnings: Iterable[logging.LogRecord]
+) -> dict[str, list[str]]:
+    """Return task or group → what makes its metrics doubtful; of lm-eval's other warnings the name is "lm-eval"."""
+    caveats = {name: texts.copy() for name, texts in plan.caveats.items() if texts}
+    for name, entry in entries.items():
+        for metric in entry["metrics"]:
+            if metric["value"] is None:
+                caveats.setdefault(name, []).append(f"{metric['metric']} is not a finite number")
+    for name, task in plan.tasks.tasks.items():
+        measured = {metric["metric"] for metric in entries[name]["metrics"]}
+        for metric in listed_metrics(task):
+            if metric not in measured:
+                caveats.setdefault(name, []).append(f"{metric} is in the task file, and lm-eval has not measured it")
+    for name, text in logged_caveats(warnings):
+        caveats.setdefault(name, []).append(text)
+    return caveats
 
 
 def _task_rows(name: str, task: Any, answers: StoredAnswers, clusters: dict[tuple[str, int], int]) -> list[ScoreRow]:

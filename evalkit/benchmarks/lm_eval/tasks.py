@@ -12,13 +12,15 @@ import contextlib
 import io
 import logging
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from evalkit.benchmarks.multiple_choice.suites import TASK_DIR
+from evalkit.benchmarks.lm_eval.task_checks import exclude_evaluated_document, fix_documents
+from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, load_suite
+from evalkit.benchmarks.request import DEFAULT_SUITE, SuiteRequest
 from evalkit.cache import read_cached, write_cached
 from evalkit.compatibility.lm_eval import (
     CatalogueEntry,
@@ -31,11 +33,14 @@ from evalkit.compatibility.lm_eval import (
 )
 from evalkit.compatibility.names import replaced
 from evalkit.data import Library
+from evalkit.data.requests import request_tasks
 from evalkit.display import Say, doing, imports
 from evalkit.errors import DataError, UnknownNameError, UsageError, reading_as
 from evalkit.inputs.reading import read_task_file
+from evalkit.inputs.values import is_pattern, with_matches
 from evalkit.models.loading.locate import silent
 from evalkit.paths import resource
+from evalkit.runs.folder import LM_EVAL
 
 SUPPORTED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
 """Supported output types: all of lm-eval's text types."""
@@ -47,8 +52,11 @@ _UNSUPPORTED = "has images or audio, or runs generated code, which evalkit does 
 
 
 @contextlib.contextmanager
-def quiet_lm_eval(say: Say = silent) -> Iterator[None]:
-    """Suppress lm-eval's output, compile each template once, and call `say` when lm-eval starts a bootstrap."""
+def quiet_lm_eval(say: Say = silent, warnings: list[logging.LogRecord] | None = None) -> Iterator[None]:
+    """Suppress lm-eval's output, compile each template once, and call `say` when lm-eval starts a bootstrap.
+
+    lm-eval's warnings are added to a list, if one is given.
+    """
     with doing("loading lm-eval", slow=imports("lm_eval")):
         import datasets
         import lm_eval.tasks  # noqa: F401
@@ -57,13 +65,36 @@ def quiet_lm_eval(say: Say = silent) -> Iterator[None]:
         say(f"standard error of {statistic}: {samples:,} bootstrap samples, as lm-eval takes them")
 
     with contextlib.ExitStack() as after:
-        after.enter_context(log_from(logging.CRITICAL))
+        after.enter_context(_warnings_in(warnings))
         if not datasets.are_progress_bars_disabled():
             datasets.disable_progress_bars()
             after.callback(datasets.enable_progress_bars)
         after.enter_context(compiled_once())
         after.enter_context(without_bars(bootstrapping))
         after.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        yield
+
+
+class _Collecting(logging.Handler):
+    """Handler that keeps records in a list."""
+
+    def __init__(self, records: list[logging.LogRecord]) -> None:
+        super().__init__()
+        self._records = records
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._records.append(record)
+
+
+@contextlib.contextmanager
+def _warnings_in(records: list[logging.LogRecord] | None) -> Iterator[None]:
+    """Collect lm-eval's warnings in place of printing them; drop them without a list."""
+    handlers = [] if records is None else [_Collecting(records)]
+    logger = logging.getLogger("lm_eval")
+    with (
+        log_from(logging.CRITICAL if records is None else logging.WARNING),
+        replaced(logger, handlers=lambda _: handlers, propagate=lambda _: False),
+    ):
         yield
 
 
@@ -134,6 +165,8 @@ def load_tasks(
         for name in names:
             with reading_as(f"task {name}", "one of lm-eval's tasks", DataError):
                 content = (own if name in pinned else users).load([name])
+                for task in content["tasks"].values():
+                    fix_documents(task)
             if twice := content["tasks"].keys() & loaded.tasks.keys():
                 raise UsageError(f"task {min(twice)} is named twice, the second time by '{name}'; name it once")
             if name in pinned:
@@ -143,6 +176,9 @@ def load_tasks(
                     for key in ("library", "num_fewshot"):
                         (holder.metadata or {}).pop(key, None)
                 loaded.pinned |= content["tasks"].keys()
+            else:
+                for task in content["tasks"].values():
+                    exclude_evaluated_document(task)
             loaded.tasks |= content["tasks"]
             loaded.groups |= content.get("groups", {})
         # Only a task's Python class may show that it is not supported
@@ -156,6 +192,34 @@ def names_in(folder: Path) -> set[str]:
     """Return the names of the tasks, groups and tags that a folder of task files defines."""
     with quiet_lm_eval():
         return set(_users_manager(folder).task_index)
+
+
+def with_task_names(request: SuiteRequest, say: Say) -> SuiteRequest:
+    """Return a request with patterns, such as arc_*, replaced by the tasks that match.
+
+    These are of the request's suite; without one of the default suite, else of evalkit's requests, else of lm-eval's
+    catalogue. A pattern without a match is kept.
+    """
+    patterns = [name for name in request.tasks if is_pattern(name)]
+    if not patterns:
+        return request
+    known: list[Collection[str]] = [load_suite(DEFAULT_SUITE).tasks, request_tasks()]
+    if request.suite is not None:
+        known = [] if request.suite == LM_EVAL else [load_suite(request.suite).tasks]
+    tasks = request.tasks
+    for names in known:
+        tasks = with_matches(tasks, names)
+    if request.suite in (None, LM_EVAL) and any(map(is_pattern, tasks)):
+        tasks = with_matches(tasks, _task_names(request.include_path, say))
+    say(f"{', '.join(patterns)}: {', '.join(tasks)}")
+    return replace(request, tasks=tasks)
+
+
+def _task_names(folder: Path | None, say: Say) -> list[str]:
+    """Return the names of the tasks in a folder of task files and in lm-eval's catalogue, without groups and tags."""
+    with quiet_lm_eval():
+        entries = catalogue_index(say) | _users_manager(folder).task_index
+    return sorted(name for name, entry in entries.items() if entry.kind.name in ("TASK", "PY_TASK"))
 
 
 def catalogue_index(say: Say) -> dict[str, Any]:

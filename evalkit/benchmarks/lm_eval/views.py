@@ -8,8 +8,8 @@ each task's own metric.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,11 @@ from evalkit.benchmarks.document_views import (
     DocumentKey,
     Piece,
     TaskView,
+    Texts,
     choice_text,
 )
-from evalkit.benchmarks.lm_eval.log_format import texts_of_requests
+from evalkit.benchmarks.lm_eval.log_format import caveats_below, texts_of_requests
+from evalkit.benchmarks.lm_eval.requests import GENERATED, group_by_task
 from evalkit.benchmarks.lm_eval.results import DOCUMENTS, DocumentScore, logged_metrics
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices
 from evalkit.benchmarks.outcomes import (
@@ -42,19 +44,23 @@ from evalkit.display import Say
 from evalkit.escape import printable
 from evalkit.inputs.reading import parse_json
 from evalkit.models.context.extension import Extension
+from evalkit.models.loading.spec import tokenizer_alone
+from evalkit.models.loading.tokenizer import fed_text
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.traits import documents_read, is_imported, mixture, origin_notes
+from evalkit.runs.traits import caveat_notes, computation_notes, documents_read, is_imported, origin_notes
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from evalkit.benchmarks.lm_eval.batches import Encoding
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
+    from evalkit.benchmarks.lm_eval.requests import ModelRequest
 
 
-_NO_METRIC: dict[str, Any] = {"metric": "", "filter": "none", "unit": None, "higher_is_better": None}
+_NO_METRIC: Mapping[str, Any] = {"metric": "", "filter": "none", "unit": None, "higher_is_better": None}
 NO_SAMPLES = "the run has no sample files, which store the texts; repeat its command with --log-samples"
 
 
@@ -72,6 +78,11 @@ def stored_texts(run: Run, table: pd.DataFrame) -> dict[DocumentKey, ChoiceText]
     return texts
 
 
+def _stored(run: Run, table: pd.DataFrame) -> tuple[Texts, str]:
+    texts = stored_texts(run, table)
+    return texts, "" if texts else NO_SAMPLES
+
+
 def task_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
     """Yield the tasks of a finished run; texts and generated answers are in the sample files. See `Benchmark.views`."""
     from evalkit.runs.accuracies import available_rules
@@ -83,8 +94,7 @@ def task_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]
             continue
         if task in with_choices:
             table = run.scores[run.scores["task"] == task].reset_index(drop=True)
-            texts = stored_texts(run, table)
-            yield ChoiceView(task, table, tuple(available_rules(run.scores)), texts, "" if texts else NO_SAMPLES)
+            yield ChoiceView(task, table, tuple(available_rules(run.scores)), partial(_stored, run, table))
         else:
             # With the first metric that lm-eval computed
             first = next(iter(entry["metrics"]), _NO_METRIC)
@@ -122,21 +132,40 @@ def _samples(run: Run, task: str) -> Iterator[dict[str, Any]]:
 
 
 def shown_requests(plan: TaskPlan, count: int, say: Say) -> Iterator[str]:
-    """Yield the first requests of each task as lm-eval builds them; see `Benchmark.prompts`."""
-    from evalkit.benchmarks.lm_eval.plan import build_requests
+    """Yield the tokens of the first requests of each task, as text; see `Benchmark.prompts`."""
+    from evalkit.benchmarks.lm_eval.plan import build_requests, encoding_of
 
+    encoding = encoding_of(plan, tokenizer_alone(plan.checkpoint, say), say)
     for task in plan.tasks.tasks.values():
-        lines = []
-        for request in build_requests(task, count):
-            name = f"{request.task_name} document {request.doc_id}, {request.request_type}"
-            context, rest = ("", request.args[0]) if len(request.args) == 1 else request.args
-            shown = rest if isinstance(rest, str) else f"  generated: {rest}"
-            parts = [
-                click.style(printable(context, "\n\t"), fg="cyan"),
-                click.style(printable(shown, "\n\t"), fg="green"),
-            ]
-            lines += [click.style(printable(name), bold=True), "".join(parts), ""]
+        lines: list[str] = []
+        for requests in group_by_task(build_requests(task, count)).values():
+            for name, counts, context, rest in _fed(requests, encoding, say):
+                text = click.style(printable(context, "\n\t"), fg="cyan")
+                text += click.style(printable(rest, "\n\t"), fg="green")
+                lines += [click.style(printable(name), bold=True), counts, text, ""]
         yield "\n".join(lines)
+
+
+def _fed(requests: Sequence[ModelRequest], encoding: Encoding, say: Say) -> Iterator[tuple[str, str, str, str]]:
+    """Yield of requests of one kind: name, numbers of tokens, context, and what is scored or how text is generated."""
+    from evalkit.benchmarks.lm_eval.batches import continuations_of
+    from evalkit.benchmarks.lm_eval.plan import prompts_alone
+
+    kind = requests[0].kind
+    if kind == GENERATED:
+        for request, prompt in zip(requests, prompts_alone(requests, encoding), strict=True):
+            tokens = prompt.tokens.tolist()
+            rest = f"  generated: {request.arguments[1]}"
+            yield f"{request.label}, {kind}", f"{len(tokens)} tokens", fed_text(encoding.tokenizer, tokens), rest
+        return
+    for part in continuations_of(requests, encoding, say):
+        row, tokens = part.row, part.tokens.tolist()
+        window = f", window {row.part}" if row.parts > 1 else ""
+        cut = f", {row.cut} context tokens cut" if row.cut else ""
+        counts = f"{len(tokens)} tokens: context {row.context_tokens}, continuation {row.continuation_tokens}{cut}"
+        context = fed_text(encoding.tokenizer, tokens[: row.context_tokens])
+        rest = fed_text(encoding.tokenizer, tokens[row.context_tokens :])
+        yield f"{part.request.label}, {kind}{window}", counts, context, rest
 
 
 def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
@@ -144,7 +173,9 @@ def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     manifest, documents = run.manifest, run.manifest["documents"]
     entries = [*run.stored["tasks"], *run.stored["groups"]]
     unofficial = {name for name, source in documents.items() if not source["official"]}
-    rows = [row for entry in entries for row in _rows(entry, entry["task"] in unofficial)]
+    members = {group["task"]: group["tasks"] for group in run.stored["groups"]}
+    marked = {entry["task"] for entry in entries if caveats_below(entry["task"], members, manifest)} | unofficial
+    rows = [row for entry in entries for row in _rows(entry, entry["task"] in marked)]
     metrics = [metric for entry in entries for metric in entry["metrics"]]
     headers = ["task", "filter", "metric", "n", "n-shot", "value", "± SE", "seconds"]
     if shared := len({metric["filter"] for metric in metrics}) < 2:
@@ -152,13 +183,14 @@ def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     notes = ["metrics as lm-eval " + str(manifest["versions"]["lm-eval"]) + " computes them"]
     if extension := manifest["specification"].get("context_extension"):
         notes.append(Extension(**extension).describe())
-    notes += [*origin_notes(manifest), *mixture(manifest)]
+    notes += [*origin_notes(manifest), *computation_notes(manifest)]
     if any(metric["higher_is_better"] is False for metric in metrics):
         notes.append(LOWER_NOTE)
     sources = sorted({source["source"] for source in documents.values()})
     notes.append("documents: " + "; ".join(sources[:5]) + ("; …" if len(sources) > 5 else ""))
     if unofficial:
         notes.append("*: not the official documents of the task")
+    notes += [f"*: {note}" for note in caveat_notes(manifest)]
     return Report(
         (simple_table("lm_eval", headers, rows, texts=2 if shared else 3),),
         notes=tuple(notes),
@@ -184,13 +216,15 @@ def headline(run: Run, rule: str | None = None) -> tuple[Metric | None, str]:
 
 
 def _number(value: Any) -> str:
+    if value is None:
+        return "–"
     return fixed(value, 4) if isinstance(value, (int, float)) else str(value)
 
 
-def _rows(entry: Mapping[str, Any], unofficial: bool) -> Iterator[list[str]]:
+def _rows(entry: Mapping[str, Any], marked: bool) -> Iterator[list[str]]:
     shots, seconds = entry["num_fewshot"], entry.get("seconds")
     of_task = [
-        entry["task"] + "*" * unofficial,
+        entry["task"] + "*" * marked,
         str(entry["n"]),
         "" if shots is None else str(shots),
         "" if seconds is None else fixed(seconds, 1),

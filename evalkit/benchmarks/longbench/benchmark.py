@@ -29,6 +29,7 @@ from evalkit.data import HubSplit
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.inputs.settings import setting
+from evalkit.inputs.values import with_matches
 from evalkit.models.context.extension import configured_window
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import ModelSpec, config_of, context_settings
@@ -78,6 +79,7 @@ class LongBench(generated.GeneratedBenchmark):
         """Make the plan; its manifest's optional "left_out" has a line for each reason why tasks are left out."""
         checkpoint = request.model.locate(say)
         known = {task.name: task for task in suite_tasks(request.suite)}
+        request = replace(request, tasks=with_matches(request.tasks, known))
         for name in request.tasks:
             if name not in known:
                 raise UnknownNameError(f"{request.suite} task", name, known)
@@ -130,15 +132,16 @@ class LongBench(generated.GeneratedBenchmark):
         averages = []
         for mean in (scores["plain_mean"], scores["mean_of_groups"]):
             about = {name: mean[name] for name in ("name", "metric", "unit", "higher_is_better")}
-            averages.append(about | {"value": mean["all"]["value"] or 0.0, "stderr": None})
+            of_all = mean["all"]
+            averages.append(about | {"value": of_all["value"] or 0.0, "stderr": of_all["stderr"]})
         return scores | {"averages": averages}
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         self.refuse_rule(run, rule)
         metrics = []
         for task in run.stored["tasks"]:
-            # The official code prints no standard error
-            scored = (task["task"], task["metric"], task["all"]["n"], task["all"]["value"], None)
+            of_all = task["all"]
+            scored = (task["task"], task["metric"], of_all["n"], of_all["value"], of_all["stderr"])
             about = {"truncated": task["truncated"], "official": task["official"]}
             metrics.append(Metric(*scored, bounds=(0.0, 100.0), unit=PERCENT, **about))
         return metrics

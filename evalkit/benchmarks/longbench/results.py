@@ -10,7 +10,8 @@ Comparisons of checkpoints need paired statistics.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import isnan, nan
 from pathlib import Path
@@ -30,7 +31,15 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import PERCENT
-from evalkit.stats.estimates import Floats, error_of_mean, percentile_interval, resampled_means
+from evalkit.stats.estimates import (
+    Floats,
+    error_of_average,
+    error_of_mean,
+    known_error,
+    percentile_interval,
+    resampled_means,
+)
+from evalkit.stats.estimates import mean as mean_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,7 +77,8 @@ def score_generations(
     Returns the scores as in results.json: `tasks` in the paper's order, `groups`, `mean_of_groups` (the average of the
     LongBench paper) and `plain_mean` (over tasks). Each has `all` and, for LongBench-E, `buckets` in the order of
     `BUCKETS`, with `n` rows; `value` in percent, rounded to two decimals, None without rows, also of a part of a
-    mean; `low` and `high`, the bounds of the interval, None for fewer than two documents and for equal scores. The name
+    mean; its standard error `stderr`, and `low` and `high`, the bounds of the interval, None for fewer than two
+    documents and for equal scores. The name
     of a mean has "(2 of 3 tasks)" if tasks are missing. `official` is that of `documents`, a manifest's; None without
     them.
     """
@@ -77,6 +87,7 @@ def score_generations(
     rows_of = {find_task(str(name)): rows for name, rows in generations.groupby("task", sort=False)}
     tasks: dict[str, dict[str, Any]] = {}
     means: dict[str, Floats] = {}
+    errors: dict[str, list[float | None]] = {}
     sizes_of: dict[str, list[int]] = {}
     for task in sorted(rows_of, key=list(TASKS.values()).index):
         rows = rows_of[task]
@@ -91,32 +102,38 @@ def score_generations(
         means[task.name] = np.stack(
             [_resampled(task.name, number, scores[part], sources[part]) for number, part in enumerate(parts)]
         )
+        errors[task.name] = [_error(scores[part], sources[part]) for part in parts]
         sizes_of[task.name] = [int(part.sum()) for part in parts]
         about = {"task": task.name, "group": task.group, "metric": task.metric} | _SCALE
         truncated = int(rows["truncated"].astype(bool).sum())
         known = {"truncated": truncated, "official": documents[task.name]["official"] if documents else None}
-        tasks[task.name] = about | _scores(sizes_of[task.name], means[task.name]) | known
+        tasks[task.name] = about | _scores(sizes_of[task.name], means[task.name], errors[task.name]) | known
 
-    def mean(name: str, members: Collection[str], parts: Collection[Floats], size: int) -> dict[str, Any]:
-        """Return the unweighted mean of rounded scores, which readers can recompute; NaN if a part has no rows."""
+    def mean(name: str, members: Sequence[str], size: int, parts: Sequence[Sequence[str]]) -> dict[str, Any]:
+        """Return the unweighted mean over parts of the means of their tasks.
+
+        It is that of rounded scores, which readers can recompute; NaN if a part has no rows.
+        """
         sizes = np.sum([sizes_of[task] for task in members], axis=0)
         shown = name if len(members) == size else f"{name} ({len(members)} of {size} tasks)"
-        return {"name": shown, "metric": SCORE} | _SCALE | _scores(sizes.tolist(), np.mean(list(parts), axis=0))
+        of_parts = [np.mean([means[task] for task in part], axis=0) for part in parts]
+        errors_of_parts = [map(error_of_average, zip(*(errors[task] for task in part), strict=True)) for part in parts]
+        error = list(map(error_of_average, zip(*errors_of_parts, strict=True)))
+        return {"name": shown, "metric": SCORE} | _SCALE | _scores(sizes.tolist(), np.mean(of_parts, axis=0), error)
 
     full = suite_tasks(suite)
-    groups, by_group = [], []
-    for group in GROUPS:
-        if members := [name for name in tasks if TASKS[name].group == group]:
-            by_group.append(np.mean([means[name] for name in members], axis=0))
-            groups.append(mean(group, members, by_group[-1:], sum(task.group == group for task in full)))
+    by_group = {group: [name for name in tasks if TASKS[name].group == group] for group in GROUPS}
+    by_group = {group: members for group, members in by_group.items() if members}
+    full_sizes = Counter(task.group for task in full)
+    every = list(tasks)
     return {
         "suite": suite,
         "edit_similarity": variant,
         "tasks": list(tasks.values()),
-        "groups": groups,
+        "groups": [mean(group, members, full_sizes[group], [members]) for group, members in by_group.items()],
         # A missing task changes its group's mean too, so tasks are counted and not groups
-        "mean_of_groups": mean("Mean of groups", tasks, by_group, len(full)),
-        "plain_mean": mean("Plain mean", tasks, means.values(), len(full)),
+        "mean_of_groups": mean("Mean of groups", every, len(full), list(by_group.values())),
+        "plain_mean": mean("Plain mean", every, len(full), [every]),
     }
 
 
@@ -128,6 +145,13 @@ def _score_rows(task: Task, rows: pd.DataFrame, variant: EditVariant) -> Floats:
             labels = json.loads(classes) or ()
             scores[number] = score_prediction(task, prediction, json.loads(answers), labels, variant)
     return scores
+
+
+def _error(scores: Floats, sources: np.ndarray) -> float | None:
+    """Return the standard error of the mean in percent, over documents; None if it is not known."""
+    return (
+        known_error(100 * mean_of(scores, np.unique(sources, return_inverse=True)[1]).stderr) if len(scores) else None
+    )
 
 
 def _resampled(task: str, part: int, scores: Floats, sources: np.ndarray) -> Floats:
@@ -144,15 +168,16 @@ def _resampled(task: str, part: int, scores: Floats, sources: np.ndarray) -> Flo
     return means
 
 
-def _scores(sizes: Sequence[int], means: Floats) -> dict[str, Any]:
-    """Return the scores of all rows and of each bucket from their means, [parts, 1 + resamples]."""
+def _scores(sizes: Sequence[int], means: Floats, errors: Sequence[float | None]) -> dict[str, Any]:
+    """Return the scores of all rows and of each bucket from their means, [parts, 1 + resamples], and errors."""
     parts = []
-    for n, part in zip(sizes, means, strict=True):
+    for n, part, error in zip(sizes, means, errors, strict=True):
         numbers = (float(part[0]), *percentile_interval(part[1:]))
         value, low, high = (None if isnan(number) else round(number, 2) for number in numbers)
         if np.ptp(part[1:]) < 1e-9:  # resampling equal scores says nothing of the next document's
             low = high = None
-        parts.append({"n": n, "value": value, "low": low, "high": high})
+        stderr = None if error is None else round(error, 4)
+        parts.append({"n": n, "value": value, "stderr": stderr, "low": low, "high": high})
     return {"all": parts[0], "buckets": parts[1:]}
 
 
@@ -179,13 +204,14 @@ def longbench_report(
         name = TASKS[line["name"]].label if line["kind"] == "task" else line["name"]
         interval = "–" if line["low"] is None else f"{fixed(line['low'], 2)} to {fixed(line['high'], 2)}"
         row = [name + "*" * (line["official"] is False), _METRICS.get(line["metric"], ""), f"{line['n']:,}"]
-        row += [fixed(line["value"], 2), interval, *(fixed(line[f"value_{bucket}"], 2) for bucket in buckets)]
+        of_buckets = [fixed(line[f"value_{bucket}"], 2) for bucket in buckets]
+        row += [fixed(line["value"], 2), fixed(line["stderr"], 2), interval, *of_buckets]
         cells.append(row + ([str(line["truncated"] or "")] if truncated else []))
-    headers = ["task", "metric", "n", "score", "95 % interval", *buckets, *(["cut"] if truncated else [])]
+    headers = ["task", "metric", "n", "score", "± SE", "95 % interval", *buckets, *(["cut"] if truncated else [])]
     footnotes = {
         "Mean of groups: of the six groups' means (the paper's average). Plain mean: of the tasks.": True,
         "Buckets: by the stored length in words, below 4,000, below 8,000, and from there on": bool(buckets),
-        "–: no interval, of a single document or scores that are all equal": any(line["low"] is None for line in lines),
+        "–: unknown, of a single document or scores that are all equal": any(line["low"] is None for line in lines),
         f"edit sim.: {results['edit_similarity']}": any(task["variant"] for task in tasks),
         "cut: documents truncated in the middle, since their prompts were too long": truncated,
         "*: not the official documents of the task": any(task["official"] is False for task in tasks),

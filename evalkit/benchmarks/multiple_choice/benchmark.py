@@ -57,7 +57,7 @@ class MultipleChoice(Benchmark):
 
     kind = "multiple_choice"
     row = ScoreRow
-    key = ("subtask", "doc_id")
+    key = ("subtask", "doc_id", "texts")
     results_form: ClassVar[type[Stored]] = _ChoiceResults
 
     request = lazy("evalkit.benchmarks.request:SuiteRequest")
@@ -75,17 +75,17 @@ class MultipleChoice(Benchmark):
     def plan(self, request: SuiteRequest, say: Say) -> ChoicePlan | TaskPlan:
         """Make the plan of a suite (with `vary`, of `prompt_variants`), or of lm-eval's tasks; see `resolve_suite`."""
         from evalkit.benchmarks.lm_eval.plan import plan_tasks
+        from evalkit.benchmarks.lm_eval.tasks import with_task_names
         from evalkit.benchmarks.multiple_choice.plan import plan_suite, resolve_suite
 
         if request.vary and request.log_samples:
             raise UsageError("--log-samples writes lm-eval's files, which have one prompt; leave it out, or --vary")
+        request = with_task_names(request, say)
         suite = resolve_suite(request, say)
         return plan_tasks(request, say) if suite is None else plan_suite(request, suite, say)
 
-    def keys(self, plan: ChoicePlan) -> set[Key]:
-        if plan.prompts.choice_orders > 1:  # how many orders a document has depends on the others
-            return set()
-        return {part.key_of(question) for part in plan.parts for question in part.questions}
+    def shared_rows(self, plan: ChoicePlan) -> list[tuple[int, set[Key]]]:
+        return [(part.step, set(map(part.key_of, part.questions))) for part in plan.steps]
 
     def is_missing(self, plan: ChoicePlan, finished: FinishedRows) -> bool:
         return any(part.is_missing(finished) for part in plan.parts)
@@ -99,6 +99,8 @@ class MultipleChoice(Benchmark):
 
         scores = pd.concat([part.scores(finished) for part in plan.parts], ignore_index=True)
         writer.save_table(SCORES, scores)
+        if plan.caveats:
+            writer.save_manifest(caveats=plan.caveats)
         manifest = writer.manifest
         seconds = dict.fromkeys(plan.suite.tasks, 0.0) | finished.seconds
         by_rule = summarise_all(scores, manifest)

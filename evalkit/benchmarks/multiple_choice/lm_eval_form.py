@@ -16,9 +16,10 @@ import pandas as pd
 
 from evalkit.benchmarks.lm_eval.log_format import Evaluated
 from evalkit.benchmarks.multiple_choice.questions import by_subtask
+from evalkit.data.requests import is_macro
 from evalkit.runs.accuracies import Results, available_rules
 from evalkit.runs.rules import decide, find_rule
-from evalkit.stats.estimates import error_of_share, pooled_error
+from evalkit.stats.estimates import error_of_average, error_of_share, pooled_error
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.multiple_choice.questions import LeafTask, Question
@@ -74,9 +75,10 @@ def _entries(
     for group, parts_of_group in subtasks.items():
         of_parts = [results[part] for part in parts_of_group]
         for key in (f"{_metric(rule)}_stderr,none" for rule in by_rule):
-            # lm-eval's pooled standard error
-            errors, counts = ([part[name] for part in of_parts] for name in (key, "sample_len"))
-            results[group][key] = pooled_error(errors, counts)
+            errors = [part[key] for part in of_parts]
+            counts = [part["sample_len"] for part in of_parts]
+            # lm-eval's standard error, of a group whose members are weighted by their sizes
+            results[group][key] = error_of_average(errors) if is_macro(group) else pooled_error(errors, counts)
     return {
         "results": results,
         **({"groups": {group: results[group] for group in subtasks}} if subtasks else {}),

@@ -18,6 +18,7 @@ from evalkit.runs.score_table import (
     OUTCOMES,
     ContinuousOutcome,
     outcome_of,
+    weighted,
     with_default_rule,
 )
 from evalkit.runs.traits import is_imported
@@ -170,7 +171,8 @@ def _means(manifest: Mapping[str, Any], measure: Measure, values: Floats, docume
     metrics = []
     for task in (task for members in manifest["groups"].values() for task in members):
         is_of_task, official = (documents["task"] == task).to_numpy(), manifest["documents"][task]["official"]
-        of_task, error = values[is_of_task], error_over_documents(values[is_of_task], documents[is_of_task])
+        of_task = weighted(values[is_of_task], documents[is_of_task])
+        error = error_over_documents(of_task, documents[is_of_task])
         numbers: dict[str, Any] = {"n": len(of_task), "value": float(of_task.mean()), "stderr": error}
         metrics.append(Metric(task=task, **about, **numbers, official=official))
     return metrics

@@ -8,12 +8,13 @@ each task under each prompt, of which most runs have one.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evalkit.benchmarks.multiple_choice.questions import by_subtask, selected_documents
 from evalkit.benchmarks.multiple_choice.suites import (
     Suite,
     choose_tasks,
@@ -28,7 +29,7 @@ from evalkit.benchmarks.prompt_variants.prompt_sets import Order, PromptSet, in_
 from evalkit.benchmarks.request import DEFAULT_SUITE, SuiteRequest, numerics, provenance, remembered, shared_library
 from evalkit.data import Library
 from evalkit.data.requests import request_tasks
-from evalkit.data.sampling import DocumentSelection, number_of
+from evalkit.data.sampling import DocumentSelection, number_of, repeated_prompts
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, RunError, UsageError
 from evalkit.models.loading.locate import Checkpoint
@@ -245,13 +246,17 @@ class TaskPart:
     """Name of the prompt; empty in a run with one."""
     orders: Sequence[Order]
     """Orders of the options, the original one first, whose choices follow each other in every question."""
+    step: int = 0
+    """Index among the steps of a sample that continues others."""
+    first: int = 0
+    """Number of the first batch: of a later step, the documents of the earlier ones, which have at most as many."""
 
     @property
     def journal(self) -> str:
         return f"{self.task} {self.prompt}" if self.prompt else self.task
 
     def key_of(self, question: Question) -> Key:
-        return self.journal, question.subtask, question.doc_id
+        return self.journal, question.subtask, question.doc_id, question.texts_digest
 
     def without(self, keys: Collection[Key]) -> TaskPart:
         if not keys:
@@ -264,11 +269,12 @@ class TaskPart:
     def scores(self, finished: FinishedRows) -> pd.DataFrame:
         """Return the score table of the part: the journal's rows in the order of the documents."""
         rows = finished.table(self.journal)
-        order = {(question.subtask, question.doc_id): number for number, question in enumerate(self.questions)}
-        documents = zip(rows["subtask"].to_pylist(), rows["doc_id"].to_pylist(), strict=True)
+        order = {self.key_of(question): number for number, question in enumerate(self.questions)}
+        names = ("subtask", "doc_id", "texts")
+        keys = zip([self.journal] * len(rows), *(rows[name].to_pylist() for name in names), strict=True)
         # The sort keeps the order of a document's rows
-        chosen = sorted((order[document], row) for row, document in enumerate(documents) if document in order)
-        table = rows.take([row for _, row in chosen])
+        chosen = sorted((order[key], row) for row, key in enumerate(keys) if key in order)
+        table = rows.take([row for _, row in chosen]).drop_columns("texts")
         choices = list(zip((number for number, _ in chosen), table["choice"].to_pylist(), strict=True))
         if choices != [
             (n, choice) for n, question in enumerate(self.questions) for choice in range(len(question.contexts))
@@ -330,6 +336,15 @@ class ChoicePlan:
 
         return remembered("questions", self.documents_key, load)
 
+    @cached_property
+    def caveats(self) -> dict[str, list[str]]:
+        """Task → what makes its accuracy doubtful."""
+        caveats = {}
+        for task, questions in self.questions.items():
+            if texts := repeated_prompts((question.contexts, question.continuations) for question in questions):
+                caveats[task] = texts
+        return caveats
+
     def selected(self, selection: DocumentSelection, estimate: int | None = None) -> dict[str, list[Question]]:
         """Return the questions of a selection of documents; arguments as of `question_loading.load_questions`."""
         from evalkit.benchmarks.multiple_choice.question_loading import load_questions
@@ -340,6 +355,41 @@ class ChoicePlan:
     @cached_property
     def parts(self) -> list[TaskPart]:
         return self.parts_of(self.questions)
+
+    @cached_property
+    def steps(self) -> list[TaskPart]:
+        """The parts by the first sample that reads their documents; the batches of each are planned by themselves."""
+        return [step for part in self.parts for step in self._steps_of(part)]
+
+    def _steps_of(self, part: TaskPart) -> Iterator[TaskPart]:
+        samples: Sequence[DocumentSelection] = self.request.selection.steps
+        if len(samples) == 1:
+            yield part
+            return
+        subjects = by_subtask(part.questions)
+        sizes = {name: members[0].leaf.documents for name, members in subjects.items()}
+        first_step: dict[tuple[str, int], int] = {}
+        for step, sample in enumerate(samples):
+            for name, selected in selected_documents(part.task, sizes, sample).items():
+                for number in selected:
+                    first_step.setdefault((name, number), step)
+        numbers = self._numbers(part.task)
+        of_step: list[list[Question]] = [[] for _ in samples]
+        for question in part.questions:
+            number = numbers.get(question.label, question.doc_id)
+            of_step[first_step[question.subtask, number]].append(question)
+        first = 0
+        for step, questions in enumerate(of_step):
+            if questions:
+                yield replace(part, questions=questions, step=step, first=first)
+            first += len(questions)
+
+    def _numbers(self, task: str) -> dict[str, int]:
+        """Return label → number within the subtask of the documents of a request file, whose ids are its own."""
+        if task not in self.requests:
+            return {}
+        subjects = by_subtask(self.requests[task].questions()).values()
+        return {question.label: number for members in subjects for number, question in enumerate(members)}
 
     def parts_of(self, questions: Mapping[str, Sequence[Question]]) -> list[TaskPart]:
         """Return the parts of tasks: each under each template; under the run's own with the choices of all orders."""

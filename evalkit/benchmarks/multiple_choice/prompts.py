@@ -22,6 +22,7 @@ from evalkit.benchmarks.multiple_choice.questions import Question
 from evalkit.benchmarks.multiple_choice.templates import Part, Template
 from evalkit.errors import ScoringError, TemplateError
 from evalkit.inputs.values import check_text, in_calls
+from evalkit.models.loading.tokenizer import added_tokens
 from evalkit.runs.score_table import SEGMENTS, ScoreRow
 from evalkit.scoring.pack import Sequences, offsets
 
@@ -65,6 +66,8 @@ class EncodedQuestion:
     sequences: tuple[TokenSequence, ...]
     unconditional: tuple[TokenSequence, ...] = ()
     """The choices without the context, if a rule needs them (`pmi`)."""
+    texts_digest: str = ""
+    """Of a question without its texts."""
 
 
 class Prompter:
@@ -87,14 +90,16 @@ class Prompter:
         characters: bool = False,
     ) -> None:
         self._tokenizer, self._window, self._characters = tokenizer, window, characters
-        self._template, self._bos, self._eos = template, None, None
+        self._template = template
+        self._before = list[int]()
+        self._after = list[int]()
         if template.chat:
             self._template = replace(template, parts=_chat_parts(template, tokenizer, say))
         else:
-            self._bos, self._eos = _ends(template, tokenizer, say)
+            self._before, self._after = _ends(template, tokenizer, say)
         # What a continuation without a context is predicted from: BOS, or else EOS, as in lm-eval
-        known = (self._bos, tokenizer.bos_token_id, tokenizer.eos_token_id)
-        self._first = next((int(token_id) for token_id in known if token_id is not None), None)
+        known = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+        self._first = [int(token_id) for token_id in known if token_id is not None][:1]
 
     def encode(self, questions: Sequence[Question], unconditional: bool = False) -> Iterator[EncodedQuestion]:
         """Render and tokenise questions, in order.
@@ -168,13 +173,14 @@ class Prompter:
                 f"{question.label}: a choice has no token to score: it is empty, or its only token straddles the "
                 "boundary to the template's next text; check the document and the template"
             )
-        before = [] if self._bos is None and segments[0] != CONTINUATION else [self._first]
-        if None in before:
-            raise ScoringError(
-                f"{question.label}: the context is empty and the tokenizer has neither BOS nor EOS to replace it; "
-                "use another --tokenizer"
-            )
-        end = [] if self._eos is None else [self._eos]
+        before, end = self._before, self._after
+        if not before and segments[0] == CONTINUATION:
+            before = self._first
+            if not before:
+                raise ScoringError(
+                    f"{question.label}: the context is empty and the tokenizer has neither BOS nor EOS to replace it; "
+                    "use another --tokenizer"
+                )
         characters = None
         if self._characters:
             columns = np.column_stack((first, last + 1))
@@ -184,35 +190,44 @@ class Prompter:
         return TokenSequence(np.array([*before, *ids, *end], np.int32), segments, 0, straddles, characters)
 
     def _fit(self, question: Question, sequence: TokenSequence) -> TokenSequence:
-        """Truncate the context on the left to the window. The last token is only predicted, so it needs no position."""
-        excess = len(sequence.tokens) - (self._window + 1)
+        """Truncate the context on the left to the window. The last token is only predicted, so it needs no position.
+
+        Requests with a limit of their own (`LeafTask.most_tokens`) lose what comes first, in their own template.
+        """
+        limit = question.leaf.most_tokens
+        window = self._window if limit is None else min(self._window, limit)
+        excess = len(sequence.tokens) - (window + 1)
         if excess <= 0:
             return sequence
-        context = np.flatnonzero(sequence.segments == CONTEXT)
-        # If the sequence starts with the context, its last token must stay to predict the continuation from
-        spare = len(context) - int(sequence.segments[0] == CONTEXT)
+        before = np.flatnonzero(sequence.segments == CONTEXT)
+        if limit is not None and self._template.separate:
+            before = np.arange(np.flatnonzero(sequence.segments == CONTINUATION)[0])
+        # If they start the sequence, the last of them must stay to predict the continuation from
+        spare = len(before) - int(0 in before)
         if excess > spare:
             raise ScoringError(
                 f"{question.label}: {len(sequence.tokens) - spare} tokens remain without its context, more than the "
-                f"context window of {self._window}; use a shorter instruction or another model"
+                f"context window of {window}; use a shorter instruction or another model"
             )
-        cut = context[:excess]
+        cut = before[:excess]
         characters = None if sequence.characters is None else np.delete(sequence.characters, cut, axis=0)
         tokens, segments = np.delete(sequence.tokens, cut), np.delete(sequence.segments, cut)
         return TokenSequence(tokens, segments, excess, sequence.straddles, characters)
 
 
-def _ends(template: Template, tokenizer: Any, say: Callable[[str], None]) -> tuple[int | None, int | None]:
-    """Return the ids of BOS and EOS where sequences have them; `say` is called about those that do not exist."""
-    bos: int | None = tokenizer.bos_token_id if template.bos != "never" else None
-    eos: int | None = tokenizer.eos_token_id if template.eos else None
-    if template.bos == "tokenizer" and tokenizer("a")["input_ids"][:1] != [bos]:
-        bos = None
-    elif template.bos == "always" and bos is None:
-        say("the tokenizer has no BOS token: sequences start without one")
-    if template.eos and eos is None:
+def _ends(template: Template, tokenizer: Any, say: Callable[[str], None]) -> tuple[list[int], list[int]]:
+    """Return the ids before and after each sequence; `say` is called about BOS or EOS that does not exist."""
+    before = list[int]()
+    if template.bos == "tokenizer":
+        before, _ = added_tokens(tokenizer)
+    elif template.bos == "always":
+        before = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+        if not before:
+            say("the tokenizer has no BOS token: sequences start without one")
+    after = [] if tokenizer.eos_token_id is None or not template.eos else [tokenizer.eos_token_id]
+    if template.eos and not after:
         say("the tokenizer has no EOS token: sequences end without one")
-    return bos, eos
+    return before, after
 
 
 def _chat_parts(template: Template, tokenizer: Any, say: Callable[[str], None]) -> tuple[Part, ...]:
@@ -295,8 +310,8 @@ class EncodedQuestions:
             for (start, stop), cuts in zip(pairwise(bounds), self.cuts[first:end].tolist(), strict=True)
         )
         count = len(question.contexts)
-        question = replace(question, contexts=(), continuations=(), gaps=(), alone=(), doc={})
-        return EncodedQuestion(question, sequences[:count], sequences[count:])
+        without = replace(question, contexts=(), continuations=(), gaps=(), alone=(), doc={})
+        return EncodedQuestion(without, sequences[:count], sequences[count:], question.texts_digest)
 
 
 def question_sequences(encoded: Iterable[EncodedQuestion], scored: frozenset[int]) -> Sequences:
@@ -317,7 +332,7 @@ def question_rows(encoded: EncodedQuestion, scores: Sequence[Scores], scored: fr
         document = (question.task, question.subtask, question.doc_id, choice, count, question.gold)
         likelihoods = [total if code in scored else None for code, total in enumerate(sums[choice])]
         sizes = (len(option), len(option.encode("utf-8")), sequence.truncated, sequence.straddles)
-        yield ScoreRow._make((*document, *likelihoods, *counts[choice], alone, *sizes, greedy))
+        yield ScoreRow._make((*document, *likelihoods, *counts[choice], alone, *sizes, greedy, encoded.texts_digest))
 
 
 def _segment_sums(

@@ -6,8 +6,10 @@ selection. `question_loading.py` loads a suite's.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.request import spread
@@ -22,12 +24,15 @@ _BLOCK, _OF_SUBJECT = 4, 3
 
 @dataclass(frozen=True)
 class LeafTask:
-    """Properties of an lm-eval leaf task, for exports."""
+    """Properties of a leaf task."""
 
     alias: str
     """Name in lm-eval's printed tables, e.g. "anatomy"."""
     version: Any
     documents: int
+    most_tokens: int | None = None
+    """Of an input, with the continuation but its last token. A longer one loses its first tokens, BOS too, as in OLMES.
+    None: no limit but the window, to which a context is truncated."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,15 @@ class Question:
     @property
     def label(self) -> str:
         return f"{self.subtask} document {self.doc_id}"
+
+    @cached_property
+    def texts_digest(self) -> str:
+        """Return a digest of the document's texts and gold answer.
+
+        Code of a task may make others of the same document in another sample.
+        """
+        texts = (self.contexts, self.continuations, self.delimiter, self.gaps, self.choices, self.alone, self.gold)
+        return hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
 
 
 def by_subtask(questions: Iterable[Question]) -> dict[str, list[Question]]:

@@ -14,7 +14,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.multiple_choice.questions import LeafTask, Question, by_subtask
-from evalkit.data.requests import RequestDocument, RequestFile, are_cached, own_file, request_tasks, wheel_files
+from evalkit.data.requests import (
+    MOST_TOKENS,
+    RequestDocument,
+    RequestFile,
+    are_cached,
+    own_file,
+    request_tasks,
+    wheel_files,
+)
 from evalkit.errors import DataError
 
 if TYPE_CHECKING:
@@ -76,7 +84,7 @@ def _of_file(task: str, file: RequestFile) -> Requests:
     read = cache(file.documents)
     count = file.about.count if file.about else len(read())
     single = file.about.single if file.about else len(read()[0].continuations) == 1
-    leaf = LeafTask(task, None, count)
+    leaf = LeafTask(task, None, count, MOST_TOKENS if file.about else None)
     provenance = {"source": file.source, "official": True if file.about else None, "total": count}
     questions = lambda: [_question(task, task, document, leaf) for document in read()]  # noqa: E731
     return Requests(file.sha256, provenance, single, questions)
@@ -143,7 +151,7 @@ def _mmlu_questions(
         solved = [example for example in examples if example["subject"] == subject]
         before = f"The following are multiple choice questions (with answers) about {words}:\n\n"
         before += "".join(f"{asked(example)}{answers(example)[example['answer']]}\n\n" for example in solved)
-        leaf = LeafTask(words, None, len(members))
+        leaf = LeafTask(words, None, len(members), MOST_TOKENS)
         for number, document in enumerate(members):
             texts = tuple(answers(document))
             alone = () if about.letters else ("Answer:",) * len(texts)

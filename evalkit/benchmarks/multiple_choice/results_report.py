@@ -21,7 +21,7 @@ from evalkit.benchmarks.multiple_choice.outcomes import (
 )
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
-from evalkit.data.requests import request_tasks
+from evalkit.data.requests import MOST_TOKENS, is_macro, request_tasks
 from evalkit.errors import UsageError
 from evalkit.models.context.extension import Extension
 from evalkit.reporting.decimals import fixed, percent
@@ -42,7 +42,7 @@ from evalkit.runs.accuracies import (
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import RULES, all_rules, distinct, find_rule, invalid_rules, why_unusable
 from evalkit.runs.score_table import MARGIN, outcome_of
-from evalkit.runs.traits import is_imported, mixture, origin_notes, unofficial
+from evalkit.runs.traits import caveats, computation_notes, is_imported, mark_notes, origin_notes, unofficial
 
 _LM_EVAL_RULE = "acc"
 
@@ -148,7 +148,8 @@ def _outcome_report(run: Run, key: str, seconds: Mapping[str, float] | None, det
 
 def about_run(run: Run, seconds: Mapping[str, float] | None) -> dict[str, Any]:
     about = {"run": run.manifest["id"], "folder": str(run.folder), "seconds": seconds}
-    return about | {"specification": run.manifest["specification"]}
+    more = {"caveats": run.manifest["caveats"]} if "caveats" in run.manifest else {}
+    return about | {"specification": run.manifest["specification"]} | more
 
 
 def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping[str, float] | None) -> Table:
@@ -247,17 +248,20 @@ def plus_minus(stderr: float | None, shown: Callable[[float], str] = percent) ->
 
 
 def marked_label(task: str, manifest: Mapping[str, Any]) -> str:
-    """Return a task's label, with an asterisk if its documents or examples are not the official ones."""
-    return label_of(task, manifest).full + "*" * any(task in tasks for tasks in unofficial(manifest).values())
+    """Return a task's label, with an asterisk if it has caveats, such as documents that are not the official ones."""
+    return label_of(task, manifest).full + "*" * bool(caveats(manifest, task))
 
 
 def _notes(results: Results, manifest: Mapping[str, Any]) -> Iterator[str]:
     yield f"rule {results.rule}: {find_rule(results.rule).description}"
+    if macro := [marked_label(task.task, manifest) for task in results.tasks if is_macro(task.task)]:
+        yield f"{', '.join(macro)}: mean over subjects, each of which counts the same, as OLMES defines it"
     yield from _measurement_notes(manifest)
     if any(task.ties for task in results.tasks):
         yield "ties: documents with several best choices; the first of them is the prediction, as in lm-eval"
-    if any(task.truncated for task in results.tasks):
-        yield "cut: documents whose context was truncated on the left to fit the context window"
+    if cut := [task.task for task in results.tasks if task.truncated]:
+        limit = f", or the {MOST_TOKENS:,} tokens of OLMES" if any(task in request_tasks() for task in cut) else ""
+        yield f"cut: documents whose context was truncated on the left to fit the context window{limit}"
     yield from _document_notes(manifest)
 
 
@@ -267,15 +271,14 @@ def _measurement_notes(manifest: Mapping[str, Any]) -> Iterator[str]:
     if manifest["specification"].get("control"):
         yield "control: each document has another document's context, so these are not results of the tasks"
     yield from prompt_notes(manifest)
-    yield from (*origin_notes(manifest), *mixture(manifest))
+    yield from (*origin_notes(manifest), *computation_notes(manifest))
 
 
 def _document_notes(manifest: Mapping[str, Any]) -> Iterator[str]:
     yield "documents: " + sources_text(manifest["documents"])
     if examples := manifest.get("examples"):
         yield "examples: " + sources_text(examples)
-    if unofficial(manifest):
-        yield "*: not the official documents of the task"
+    yield from mark_notes(manifest)
 
 
 def prompt_notes(manifest: Mapping[str, Any], examples: str = "") -> Iterator[str]:

@@ -71,10 +71,9 @@ class ChoiceContent:
 
 def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
     """Plan the batches that have documents without scores, part by part; arguments as of `Benchmark.batches`."""
-    parts = plan.parts
     prompters = _prompters(plan, tokenizer, facts.window, say)
     identity, requested = plan.manifest["specification"]["checkpoint"]["tokenizer"], plan.request.token_budget
-    missing = [part.without(finished.without_batch) for part in parts if part.is_missing(finished)]
+    missing = [part.without(finished.without_batch) for part in plan.steps if part.is_missing(finished)]
     stopped = threading.Event()
 
     def until_stopped(encoded: Iterable[EncodedQuestion]) -> Iterator[EncodedQuestion]:
@@ -116,9 +115,11 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: 
             finally:
                 stopped.set()
 
-    work = {part.key_of(question): _work_of(question) for part in parts for question in part.questions}
+    work = {part.key_of(question): _work_of(question) for part in plan.parts for question in part.questions}
     done = sum(size for key, size in work.items() if key in finished)
-    message = plan.prompts.message({part.task: len(part.orders) for part in parts if part.template is plan.template})
+    message = plan.prompts.message(
+        {part.task: len(part.orders) for part in plan.parts if part.template is plan.template}
+    )
     return Planned(batches(), sum(work.values()), done, message, stopped.set)
 
 
@@ -126,7 +127,7 @@ def _missing(
     part: TaskPart, encoded: EncodedQuestions, batches: Sequence[PlannedBatch], finished: FinishedRows
 ) -> Iterator[Batch]:
     """Yield the batches with documents without scores, whose content is made one by one."""
-    for number, planned in enumerate(batches):
+    for number, planned in enumerate(batches, part.first):
         questions = {item: part.questions[item] for item in planned.items}
         # A finished batch is left out as a whole: the others' numbers stay the same
         if any(part.key_of(question) not in finished for question in questions.values()):

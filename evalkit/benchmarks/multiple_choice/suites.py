@@ -30,6 +30,7 @@ from evalkit.benchmarks.outcomes import Label
 from evalkit.data.requests import request_tasks
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.validated import FileSettings, Listed, Named, read_settings
+from evalkit.inputs.values import with_matches
 from evalkit.paths import resource
 
 if TYPE_CHECKING:
@@ -199,9 +200,10 @@ def _user_defined(suite: Suite) -> Suite:
 
 
 def choose_tasks(suite: Suite, chosen: Sequence[str]) -> Suite:
-    """Return the suite with the chosen tasks only, in the suite's order; all tasks if none is chosen."""
+    """Return the suite with the chosen tasks only, named or by a pattern, in its order; all tasks if none is chosen."""
     if not chosen:
         return suite
+    chosen = with_matches(chosen, suite.tasks)
     for task in chosen:
         if task not in suite.tasks:
             raise UnknownNameError("task", task, suite.tasks)

@@ -127,11 +127,13 @@ def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, cluster: int, 
 
 
 def _gold_index(gold: Any, choices: Sequence[str], label: str) -> int:
-    """Return the index of a gold answer, which may be given as a choice's text, as in lm-eval."""
-    try:
-        index = choices.index(gold) if isinstance(gold, str) and gold in choices else int(gold)
-    except (TypeError, ValueError):
-        index = -1
+    """Return the index of a gold answer, which may be given as a choice's text, as in lm-eval.
+
+    Another text is a `DataError` even if it is a number, such as a label that counts from 1.
+    """
+    if isinstance(gold, str) and gold in choices:
+        return choices.index(gold)
+    index = gold if isinstance(gold, int) else -1
     if not 0 <= index < len(choices):
         raise DataError(f"{label}: gold answer {gold!r} is not one of its {len(choices)} choices; correct the document")
     return index

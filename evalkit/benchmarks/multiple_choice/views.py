@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from evalkit.benchmarks.document_views import (
     DocumentKey,
     Piece,
     TaskView,
+    Texts,
     choice_text,
     common_prefix,
 )
@@ -49,8 +51,6 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
     from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion
     from evalkit.benchmarks.multiple_choice.questions import Question
-
-Texts = Mapping[DocumentKey, ChoiceText]
 
 _WITHOUT_TEMPLATE = "the texts are those of lm-eval's sample files, without the template's own texts"
 _WITHOUT_MARKERS = "the markers of the tokenizer's chat template are left out"
@@ -81,13 +81,15 @@ def shown_prompts(plan: ChoicePlan, count: int, say: Say) -> Iterator[str]:
 
 
 def _prompt_text(encoded: EncodedQuestion, tokenizer: Any) -> str:
+    from evalkit.models.loading.tokenizer import fed_text
+
     question = encoded.question
     lines = [click.style(printable(f"{question.label}, gold answer {question.gold}"), bold=True)]
     for choice, sequence in enumerate(encoded.sequences):
         text, counts = "", []
         for segment, start, end in sequence.spans():
-            decoded = printable(tokenizer.decode(sequence.tokens[start:end].tolist()), "\n\t")
-            text += click.style(decoded, fg=COLOURS[segment])
+            fed = printable(fed_text(tokenizer, sequence.tokens[start:end].tolist()), "\n\t")
+            text += click.style(fed, fg=COLOURS[segment])
             counts.append(click.style(f"{segment} {end - start}", fg=COLOURS[segment]))
         cut = f", {sequence.truncated} context tokens cut" if sequence.truncated else ""
         mark = "*" if choice == question.gold else " "
@@ -102,16 +104,16 @@ def choice_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskVie
     """
     rules, single = tuple(available_rules(with_choices(run.scores))), single_answers(run.scores)
     for task, table in run.scores.groupby("task", sort=False):
-        if not tasks or task in tasks:
-            texts, problem = _texts(run, str(task), table, say)
-            if task in single:
-                documents = [
-                    _measured(row, texts.get((row["subtask"], row["doc_id"]))) for row in table.to_dict("records")
-                ]
-                metric = "log-likelihood of the gold answer in bits per byte"
-                yield AnswerView(str(task), metric, documents, problem, "bits per byte", False)
-            else:
-                yield ChoiceView(str(task), table.reset_index(drop=True), rules, texts, problem)
+        if tasks and task not in tasks:
+            continue
+        read = partial(_texts, run, str(task), table, say)
+        if task in single:
+            texts, problem = read()
+            documents = [_measured(row, texts.get((row["subtask"], row["doc_id"]))) for row in table.to_dict("records")]
+            metric = "log-likelihood of the gold answer in bits per byte"
+            yield AnswerView(str(task), metric, documents, problem, "bits per byte", False)
+        else:
+            yield ChoiceView(str(task), table.reset_index(drop=True), rules, read)
 
 
 def _measured(row: Mapping[Any, Any], text: ChoiceText | None) -> AnsweredDocument:
@@ -168,15 +170,33 @@ def _rendered(run: Run, questions: Sequence[Question], table: pd.DataFrame) -> T
             rendered.insert(0, Piece("special", _BOS if bos else _EOS))
         return [*rendered, Piece("end", _EOS)] if eos and template.eos else rendered
 
-    texts: dict[DocumentKey, ChoiceText] = {}
-    for question in questions:
+    def rendered(question: Question) -> ChoiceText:
         options = question.choices
         if len(set(question.contexts)) > 1:  # WinoGrande's contexts have them: the words in which they differ
             start = common_prefix(question.contexts).rfind(" ") + 1
             options = tuple(context[start:] for context in question.contexts)
-        sequences = [pieces(question, choice) for choice in range(len(question.contexts))]
-        texts[question.subtask, question.doc_id] = choice_text(sequences, options)
-    return texts
+        return choice_text([pieces(question, choice) for choice in range(len(question.contexts))], options)
+
+    return _RenderedTexts(questions, rendered)
+
+
+class _RenderedTexts(Mapping[DocumentKey, ChoiceText]):
+    """Texts that are rendered when they are first used."""
+
+    def __init__(self, questions: Sequence[Question], render: Callable[[Question], ChoiceText]) -> None:
+        self._questions = {(question.subtask, question.doc_id): question for question in questions}
+        self._render, self._rendered = render, dict[DocumentKey, ChoiceText]()
+
+    def __getitem__(self, key: DocumentKey) -> ChoiceText:
+        if key not in self._rendered:
+            self._rendered[key] = self._render(self._questions[key])
+        return self._rendered[key]
+
+    def __iter__(self) -> Iterator[DocumentKey]:
+        return iter(self._questions)
+
+    def __len__(self) -> int:
+        return len(self._questions)
 
 
 def _questions(run: Run, task: str, say: Say) -> list[Question]:

@@ -23,6 +23,7 @@ from evalkit.display import Say
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.inputs.settings import setting
 from evalkit.models.loading.spec import window_of
+from evalkit.models.loading.tokenizer import added_tokens
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
 from evalkit.runs.traits import BatchDevice, place_of
@@ -137,12 +138,15 @@ class Perplexity(Benchmark):
     def token_counts(self, plan: DocumentPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
         window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
         window = min(window, plan.manifest["specification"]["windows"]["tokens"] or window)
-        stride = min(plan.request.stride or window, window)
+        _refuse_stride(plan.request.stride, window)
+        stride = plan.request.stride or window
         counts = []
         for task, documents in plan.tasks.items():
             sampled = [documents[index] for index in spread(len(documents), sample)]
-            sizes = [len(tokenizer(document.text, verbose=False)["input_ids"]) for document in sampled]
-            lengths = [stop - start - 1 for size in sizes for start, _, stop in windows.spans(size, window, stride)]
+            texts = [document.text for document in sampled]
+            sizes = map(len, tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"])
+            cut = chain.from_iterable(windows.spans(size, 1, window, stride) for size in sizes)
+            lengths = [stop - start - 1 for start, _, stop in cut]
             scale = len(documents) / len(sampled)
             tokens = scale * sum(lengths)
             counts.append(TaskTokens(task, len(documents), len(sampled), scale * len(lengths), tokens, tokens))
@@ -160,6 +164,11 @@ class Perplexity(Benchmark):
     def comparable(self, run: Run) -> GradedAnswers:
         groups = {"Average": tuple(run.manifest["documents"])}
         return GradedAnswers(run, lambda: _scored(run), ("bytes",), groups, {PERPLEXITY: _MEASURE})
+
+
+def _refuse_stride(stride: int | None, window: int) -> None:
+    if stride is not None and stride > window:
+        raise UsageError(f"--stride {stride}: more than the context window of {window:,} tokens; give fewer")
 
 
 def _scored(run: Run) -> pd.DataFrame:
@@ -198,14 +207,14 @@ class _WindowScoring:
 
         first, requested, stride, is_long = setup
         window = min(loaded.window, requested or loaded.window)
-        if stride is not None and stride > window:
-            raise UsageError(f"--stride {stride}: more than the context window of {window:,} tokens; give fewer")
-        prefix = loaded.eos_id if loaded.bos_id is None else loaded.bos_id
-        if prefix is None:
+        _refuse_stride(stride, window)
+        before, _ = added_tokens(loaded.tokenizer)
+        prefix = before or [token for token in (loaded.bos_id, loaded.eos_id) if token is not None][:1]
+        if not prefix:
             raise CheckpointError(f"{loaded.name}: its tokenizer has no BOS or EOS token; give another --tokenizer")
         tokens = budget.scored or auto_budget(loaded.model)
         self._engine = engine = Engine(loaded.model, tokens, say, remembers=loaded.stock, files=loaded.files)
-        facts = PerplexityFacts(window, engine.budget, prefix, loaded.tokenizer.decode(prefix))
+        facts = PerplexityFacts(window, engine.budget, tuple(prefix))
         first_window = windows_of(first, loaded.tokenizer, facts, stride)[0]
         # The check of sharing takes as long as some windows, and is not needed where each is a batch by itself
         alone = is_long and window >= windows.longest_shared(tokens)
@@ -214,9 +223,7 @@ class _WindowScoring:
         self.about: dict[str, Any] = {
             "token_budget": engine.budget,
             "sharing": engine.describe(),
-            # Tokens that the tokenizer adds to a text by itself, such as BOS
-            "loaded": loaded.facts()
-            | {"prefix_id": prefix, "adds_tokens": bool(loaded.tokenizer("", verbose=False)["input_ids"])},
+            "loaded": loaded.facts(),
         }
         kernel = engine.kernel if engine.shares else "alone"
         self._places = {True: place_of(loaded.device, "alone"), False: place_of(loaded.device, kernel)}

@@ -28,9 +28,9 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
-from evalkit.runs.traits import mixture
+from evalkit.runs.traits import computation_notes
 from evalkit.runs.writing import RunWriter
-from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, error_of_mean, mean, t_quantile
+from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, error_of_mean, known_error, mean, t_quantile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,7 +120,7 @@ def summary(documents: pd.DataFrame) -> dict[str, Any]:
         "unit": BITS_UNIT,
         "higher_is_better": False,
         "value": whole.value,
-        "stderr": _known(whole.stderr),
+        "stderr": known_error(whole.stderr),
         "byte_perplexity": math.exp(nats / size),
         # None beyond the range of floats, as for the one "word" of a text without spaces
         "word_perplexity": math.exp(nats / words) if nats / words < _MOST_NATS else None,
@@ -166,7 +166,7 @@ def _by_bin(table: pd.DataFrame, width: int) -> Any:
 def _bin(first: int, width: int, documents: pd.DataFrame) -> PositionBin:
     tokens, size, nats = documents["tokens"].sum(), documents["bytes"].sum(), documents["nats"].sum()
     bits = ratio(documents["nats"].to_numpy(float) / math.log(2), documents["bytes"].to_numpy(float))
-    numbers = map(_known, (bits.value, bits.stderr, bits.freedom))
+    numbers = _known(bits.value), known_error(bits.stderr), _known(bits.freedom)
     return PositionBin(first, first + width - 1, len(documents), int(tokens), int(size), float(nats), *numbers)
 
 
@@ -254,10 +254,10 @@ def _notes(run: Run, model_only: bool = False) -> Iterator[str]:
     yield "position: tokens before the scored one in its window, with the prefix"
     if trained := _exceeded_window(run):
         yield f"*: past the {trained:,} tokens of the window of training"
-    if (manifest.get("loaded") or {}).get("adds_tokens"):
+    if (manifest.get("loaded") or {}).get("adds_tokens"):  # of a run before scoring version 4
         yield "the tokenizer adds tokens, such as BOS, to each document; as in lm-eval they are scored too"
     yield LOWER_NOTE
-    yield from mixture(manifest)
+    yield from computation_notes(manifest)
 
 
 def _extension(run: Run) -> str:

@@ -2,9 +2,9 @@
 
 In: files and folders of `--text`, a tokenizer, a context window. Out: tasks of texts; sequences in which each token is
 scored once, batches of them, and the rows of their log-probabilities. Without a stride these are the windows of
-lm-eval's rolling log-likelihood: the tokens are those of lm-eval's `tok_encode`, which include what the tokenizer adds
-by itself; a prefix token (BOS, or EOS where there is none) comes before the first; each later window repeats one token;
-and the last window is as long as the others, with more context.
+lm-eval's rolling log-likelihood: before the first comes the prefix; each later window repeats one token; and the last
+window is as long as the others, with more context. The prefix is what the tokenizer adds before a text by itself, else
+BOS, else EOS. It is never scored, whereas lm-eval scores a BOS that the tokenizer adds, after its own.
 """
 
 from __future__ import annotations
@@ -114,38 +114,33 @@ def _texts(files: Sequence[Path], task: str, key: str) -> Iterator[tuple[object,
             yield text.removeprefix("\ufeff"), str(path)
 
 
-def token_bytes(text: str, spans: NDArray[np.int64], added: NDArray[np.bool_], pieces: Sequence[str]) -> Counts:
+def token_bytes(text: str, spans: NDArray[np.int64], pieces: Sequence[str]) -> Counts:
     """Return the bytes of each token, [tokens]; their sum is the length of the text in UTF-8.
 
-    `spans`: [tokens, 2] first character of each token, and the end of its last. `added`: [tokens] whether the tokenizer
-    added it; it has no bytes unless no other token has. `pieces`: [tokens] as the vocabulary spells them.
+    `spans`: [tokens, 2] first character of each token, and the end of its last. `pieces`: [tokens] as the vocabulary
+    spells them.
     """
-    sizes = np.zeros(len(spans), np.int64)
-    kept = np.flatnonzero(~(added & (spans[:, 0] == spans[:, 1])))
-    if not len(kept):
-        sizes[:1] = len(text.encode())
-        return sizes
-    spelled = [pieces[token] for token in kept.tolist()]
-    if "".join(spelled) == text.encode().decode("latin-1").translate(_SPELLING):
-        sizes[kept] = [len(piece) for piece in spelled]
-        return sizes
+    if not len(spans) or "".join(pieces) == text.encode().decode("latin-1").translate(_SPELLING):
+        return np.array([len(piece) for piece in pieces], np.int64)
     # Where each character begins in UTF-8, and the end of the last, [characters + 1]
     codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
     widths = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
     offsets = np.concatenate(([0], np.cumsum(widths))).astype(np.int64)
-    starts, stops = spans[kept, 0], np.maximum.accumulate(spans[kept, 1])
+    starts = spans[:, 0]
+    stops = np.maximum.accumulate(spans[:, 1])
     # A token that begins before the end of an earlier one shares a character with it; so does one without characters
-    fresh = np.ones(len(kept), bool)
-    fresh[1:] = (starts[1:] >= stops[:-1]) & (spans[kept[1:], 0] < spans[kept[1:], 1])
+    fresh = np.ones(len(spans), bool)
+    fresh[1:] = (starts[1:] >= stops[:-1]) & (starts[1:] < spans[1:, 1])
     firsts = np.flatnonzero(fresh)
-    ends = offsets[stops[np.append(firsts[1:], len(kept)) - 1]]
+    ends = offsets[stops[np.append(firsts[1:], len(spans)) - 1]]
     ends[-1] = offsets[-1]
     begins = np.concatenate(([0], ends[:-1]))
-    counts = np.diff(np.append(firsts, len(kept)))
+    counts = np.diff(np.append(firsts, len(spans)))
     alone = counts == 1
-    sizes[kept[firsts[alone]]] = (ends - begins)[alone]
+    sizes = np.zeros(len(spans), np.int64)
+    sizes[firsts[alone]] = (ends - begins)[alone]
     for group in np.flatnonzero(~alone):
-        members = kept[firsts[group] : firsts[group] + counts[group]]
+        members = np.arange(firsts[group], firsts[group] + counts[group])
         total, gap = int(ends[group] - begins[group]), int(offsets[starts[firsts[group]]] - begins[group])
         sizes[members] = _shared([pieces[member] for member in members], total, gap)
     return sizes
@@ -172,9 +167,8 @@ class PerplexityFacts:
     """Context window in tokens, at most the requested one: the most that the model reads at once. The last token of a
     sequence is only predicted, so a sequence has one more."""
     token_budget: int
-    prefix_id: int
-    prefix_text: str
-    """Its text; a document that begins with it gets no further token by the tokenizer."""
+    prefix: tuple[int, ...]
+    """Tokens before a document."""
 
 
 @dataclass(frozen=True)
@@ -198,37 +192,38 @@ def windows_of(
     """Return the windows of a document; each after the first scores `stride` tokens, by default the whole window."""
     encoding = tokenizer(
         document.text,
-        add_special_tokens=not document.text.startswith(facts.prefix_text),
+        add_special_tokens=False,
         return_offsets_mapping=True,
-        return_special_tokens_mask=True,
         return_attention_mask=False,
         verbose=False,
     )
-    tokens = np.asarray(encoding["input_ids"], np.int32)
-    if not len(tokens):
+    ids = encoding["input_ids"]
+    if not ids:
         raise ScoringError(f"{document.place}: the tokenizer makes no token of this document; remove it")
     characters = np.asarray(encoding["offset_mapping"], np.int64).reshape(-1, 2)
-    added = np.asarray(encoding["special_tokens_mask"], bool)
-    pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"])
-    sizes = token_bytes(document.text, characters, added, pieces).astype(np.int32)
+    sizes = token_bytes(document.text, characters, tokenizer.convert_ids_to_tokens(ids)).astype(np.int32)
+    before = len(facts.prefix)
+    tokens = np.array([*facts.prefix, *ids], np.int32)
     windows: list[TextWindow] = []
-    for start, context, stop in spans(len(tokens), facts.window, stride or facts.window):
-        first = start + context  # the first scored token; the window before it begins with the prefix if start is -1
-        sequence = tokens[max(start, 0) : stop]
-        if start < 0:
-            sequence = np.concatenate((np.array([facts.prefix_id], np.int32), sequence))
+    for start, context, stop in spans(len(ids), before, facts.window, stride or facts.window):
+        of_tokens = sizes[start + context - before : stop - before]
         last = stop == len(tokens)
-        windows.append(TextWindow(document.number, len(windows), last, context, sequence, sizes[first:stop]))
+        windows.append(TextWindow(document.number, len(windows), last, context, tokens[start:stop], of_tokens))
     return windows
 
 
-def spans(tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (first token, tokens of context, end) of the windows of a document of so many tokens; prefix: token -1."""
-    done = min(window, tokens)
-    if done:
-        yield -1, 1, done
-    while done < tokens:
-        stop = min(done + stride, tokens)
+def spans(tokens: int, prefix: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (first token, tokens of context, end) of the windows of a document of so many tokens, after a prefix.
+
+    Tokens are counted from the first of the prefix.
+    """
+    if not tokens:
+        return
+    end = prefix + tokens
+    done = min(window + 1, end)
+    yield 0, prefix, done
+    while done < end:
+        stop = min(done + stride, end)
         start = stop - window - 1
         yield start, done - start, stop
         done = stop

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import lazy
+from evalkit.benchmarks.document_views import ChoiceView
 from evalkit.benchmarks.multiple_choice.benchmark import MultipleChoice
 from evalkit.benchmarks.prompt_variants import PROMPT, PROMPT_VARIANTS, PROMPTS
 from evalkit.benchmarks.prompt_variants.prompt_sets import order_name
@@ -28,7 +30,7 @@ from evalkit.runs.folder import SCORES, Run
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalkit.benchmarks.document_views import TaskView
+    from evalkit.benchmarks.document_views import TaskView, Texts
     from evalkit.benchmarks.multiple_choice.plan import TaskPart
     from evalkit.benchmarks.outcomes import Metric
     from evalkit.runs.journal import FinishedRows
@@ -60,6 +62,8 @@ class PromptVariants(MultipleChoice):
         writer.save_table(PROMPTS, scores)
         own = scores[scores[PROMPT] == plan.template.name]
         writer.save_table(SCORES, own.drop(columns=PROMPT).reset_index(drop=True))
+        if plan.caveats:
+            writer.save_manifest(caveats=plan.caveats)
         tables = PromptTables(scores)
         rules = {rule: varied_results(tables, writer.manifest, rule).to_json() for rule in tables.rules}
         content = dict(rules[writer.manifest["rule"]])
@@ -78,7 +82,8 @@ class PromptVariants(MultipleChoice):
 
         alone = f"this shows the run's own prompt, {run.template}; its other prompts are in {PROMPTS}"
         for view in choice_views(run, tasks, say):
-            yield replace(view, problem="; ".join(filter(None, (view.problem, alone))))
+            assert isinstance(view, ChoiceView)
+            yield replace(view, read=partial(_with_problem, view, alone))
 
     def suites(self) -> dict[str, str]:
         """Return none: the suites are those of multiple choice, with `vary`."""
@@ -86,6 +91,10 @@ class PromptVariants(MultipleChoice):
 
     def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
         return {}
+
+
+def _with_problem(view: ChoiceView, problem: str) -> tuple[Texts, str]:
+    return view.texts, "; ".join(filter(None, (view.problem, problem)))
 
 
 def _by_order(table: pd.DataFrame, part: TaskPart) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -32,7 +32,7 @@ from evalkit.escape import part_name
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import decide, find_rule
-from evalkit.runs.score_table import ACCURACY, CLUSTER, FRACTION, MARGIN, ScoreRow, outcome_of
+from evalkit.runs.score_table import ACCURACY, CLUSTER, COLUMNS, FRACTION, MARGIN, outcome_of, weighted
 from evalkit.stats.estimates import Floats, error_of_average
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class PromptTables:
 
 
 def prompt_tables(run: Run) -> PromptTables:
-    columns = [*ScoreRow._fields, CLUSTER, PROMPT]
+    columns = [*COLUMNS, PROMPT]
     return PromptTables(run.table(PROMPTS, columns)[columns])
 
 
@@ -174,8 +174,10 @@ def _accuracy(tables: PromptTables, name: str, rule: str, chosen: NDArray[np.boo
     from evalkit.runs.accuracies import error_over_documents
 
     n, has = int(chosen.sum()), tables.has[:, chosen].any(axis=1)
-    answers = np.ascontiguousarray(tables.graded(rule)[has][:, chosen])
-    score, documents = answers.mean(axis=0), tables.documents[chosen]
+    documents = tables.documents[chosen]
+    answers = weighted(np.ascontiguousarray(tables.graded(rule)[has][:, chosen]), documents)
+    score = answers.mean(axis=0)
+    guessed = weighted(1 / documents["choices"].to_numpy(float), documents)
     prompts = [
         PromptAccuracy(prompt=prompt, value=float(of.mean()), stderr=error_over_documents(of, documents))
         for prompt, of in zip(np.array(tables.prompts)[has].tolist(), answers, strict=True)
@@ -188,8 +190,8 @@ def _accuracy(tables: PromptTables, name: str, rule: str, chosen: NDArray[np.boo
         spread=_deviation(prompts),
         by_chance=expected_deviation(answers),
         prompts=prompts,
-        chance=float((1 / tables.documents["choices"].to_numpy()[chosen]).mean()),
-        truncated=int((tables.documents["truncated"][chosen] > 0).sum()),
+        chance=float(guessed.mean()),
+        truncated=int((documents["truncated"] > 0).sum()),
     )
 
 

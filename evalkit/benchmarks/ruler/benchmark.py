@@ -39,6 +39,7 @@ from evalkit.cache import read_cached, source_digest, write_cached
 from evalkit.display import Say
 from evalkit.errors import DataError, ScoringError, UnknownNameError, UsageError
 from evalkit.inputs.settings import setting
+from evalkit.inputs.values import with_matches
 from evalkit.models.loading.fingerprint import fingerprint
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import tokenizer_alone
@@ -119,12 +120,13 @@ class Ruler(GeneratedBenchmark):
 
         "not_built" in the manifest has a line for each reason why tasks cannot be built.
         """
-        for name in request.tasks:
+        chosen = with_matches(request.tasks, TASKS)
+        for name in chosen:
             if name not in TASKS:
                 raise UnknownNameError("RULER task", name, TASKS)
         maker, tasks, reasons = _Maker(request, checkpoint, say), dict[str, TaskDocuments](), dict[str, list[str]]()
         for length in lengths:
-            for name in dict.fromkeys(request.tasks) or TASKS:
+            for name in dict.fromkeys(chosen) or TASKS:
                 try:
                     tasks[results.name_at(name, length)] = maker.documents(name, length, context)
                 except CannotBuild as error:
@@ -311,9 +313,9 @@ def _lengths(requested: Sequence[int], context: int) -> list[int]:
     """Return the sorted lengths, by default doubled from 1,024 up to the context window."""
     doubled = (1024 << power for power in range(context.bit_length()))
     lengths = sorted({*requested} or {length for length in doubled if length <= context})
-    if not lengths or not all(1 <= length <= context for length in lengths):
+    if not lengths or lengths[-1] > context:
         raise UsageError(
-            f"--lengths {','.join(map(str, requested)) or 'by default'}: the model's context window is {context} "
+            f"--lengths {lengths[-1] if lengths else 'by default'}: the model's context window is {context} "
             "tokens, and texts are not cut; give shorter lengths, or a longer --context"
         )
     return lengths

@@ -28,7 +28,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run, StoredAverage, StoredTask, StoredValue
 from evalkit.runs.score_table import FRACTION
-from evalkit.stats.estimates import Floats, error_of_average, mean, resampled_means
+from evalkit.stats.estimates import Floats, error_of_average, known_error, mean, resampled_means
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,7 +119,7 @@ def results_of(table: pd.DataFrame, size: int) -> dict[str, Any]:
         codes = np.unique(rows["source"], return_inverse=True)[1]
         for score, error in ERRORS.items():
             estimate = mean(rows[SCORE if score == VALUE else score].to_numpy(float), codes)
-            scores |= {score: estimate.value, error: None if np.isnan(estimate.variance) else estimate.stderr}
+            scores |= {score: estimate.value, error: known_error(estimate.stderr)}
         tasks.append({"task": task, "length": length, **scores})
         seed = [_SEED, crc32(sample_of(task).encode())]  # the same questions are drawn together
         means = resampled_means(rows[SCORE].to_numpy(float), codes, _RESAMPLES, seed)

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.inputs.validated import FileSettings, Number
-from evalkit.models.loading.files import WINDOW_KEYS
+from evalkit.models.loading.files import LAYER_KEYS, MOST_TOKENS, WINDOW_KEYS
 
 YARN, DYNAMIC_YARN, LINEAR, NTK, NONE = "yarn", "dynamic-yarn", "linear", "ntk", "none"
 METHODS = (YARN, DYNAMIC_YARN, LINEAR, NTK, NONE)
@@ -32,8 +32,6 @@ _MEANING = {
     "attention_factor": (YARN,),
 }
 """Settings → the methods that they apply to."""
-MOST_TOKENS = 2**24
-"""Longest context: positions are computed in float32, which represents integers exactly up to this one."""
 _FALLBACK_WINDOW = 2048
 _LONGEST_TOKENIZER_WINDOW = 1_000_000
 """A tokenizer without a limit reports 10³⁰; larger values are not windows."""
@@ -130,6 +128,11 @@ def plan_extension(
     source = f"config.json, {key}" if settings.original is None else "--context-original"
     say(f"original context window {original:,} tokens ({source})")
     factor = 1.0 if method == NONE else settings.factor or target / original
+    if factor > target:
+        raise UsageError(
+            f"factor is {factor:g}, which maps {target:,} tokens to less than one position of training; expected "
+            f"about {target / original:g}"
+        )
     if method != NONE and factor * original < target:
         say(f"factor {factor:g} extends {original:,} tokens to {factor * original:,.0f}, not to {target:,}")
     yarn = method in (YARN, DYNAMIC_YARN)
@@ -217,6 +220,12 @@ def configured_window(config: Mapping[str, Any]) -> tuple[str, int | None]:
     text = _text_part(config)
     windows = ((key, text.get(key)) for key in WINDOW_KEYS)
     return next(((key, window) for key, window in windows if isinstance(window, int) and window > 0), ("", None))
+
+
+def configured_layers(config: Mapping[str, Any]) -> int:
+    """Return the number of layers of a parsed config.json; 0 if it is absent."""
+    text = _text_part(config)
+    return next((number for key in LAYER_KEYS if isinstance(number := text.get(key), int) and number > 0), 0)
 
 
 def context_window(given: str, config: Mapping[str, Any], tokenizer: Any, say: Callable[[str], None]) -> int:

@@ -11,21 +11,28 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import xxhash
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
-from evalkit.compatibility.transformers import attention_of, quiet
+from evalkit.compatibility.torch import built_without_parameters
+from evalkit.compatibility.transformers import (
+    attention_of,
+    built_by_its_code,
+    quiet,
+    without_code_of_checkpoints,
+)
 from evalkit.errors import CheckpointError, reading_as
 from evalkit.models.loading.files import copy_files, generation_files, quantization
 from evalkit.models.loading.fingerprint import file_sha256
 from evalkit.models.loading.locate import Checkpoint
+from evalkit.models.module_state import content_digest, unsaved_tensors
 from evalkit.paths import temporary_folder
 
 _LARGE = 2**18
@@ -37,6 +44,8 @@ missing weights and wrong shapes are reported by name after loading; quantised w
 _MOST_BUFFERED = 2**31
 """Limit on the numbers in buffers, such as a mask over all positions."""
 _KEPT = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+_LIBRARY = "transformers."
+"""Beginning of the modules' names of classes that transformers builds on the meta device without loss."""
 _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -123,6 +132,18 @@ def _read_pickled(path: Path, weights: Weights) -> str:
 # The model
 
 
+class BuiltModel(NamedTuple):
+    model: Any
+    report: dict[str, Any]
+    """transformers' `loading_info`."""
+    codes: tuple[str, ...]
+    """Names of weights in integers or 8 bits that were loaded without dequantisation."""
+    undetermined: tuple[str, ...]
+    """Names of tensors that neither the files nor the code of the model's class determine."""
+    unset: tuple[str, ...]
+    """Names of tensors with NaN in place of memory that the code leaves uninitialised, and may set later."""
+
+
 class _ReadOnceTensor:
     """A tensor that is freed when transformers, to which it is a lazy slice of a file, has read `tensor[...]` once."""
 
@@ -136,12 +157,6 @@ class _ReadOnceTensor:
         return tensor
 
 
-def own_config(folder: Path, remote: bool) -> Any:
-    """Return the transformers config in a folder; `remote`: its class is defined by code in the folder."""
-    with quiet():
-        return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=remote)
-
-
 def build_model(
     checkpoint: Checkpoint,
     files: Iterable[Path],
@@ -150,18 +165,16 @@ def build_model(
     dtype: torch.dtype,
     attention: str,
     remote: bool,
-) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
+) -> BuiltModel:
     """Build a causal language model on the CPU from a transformers config.
 
     `checkpoint` has copies of the small files, `weights` are those of `files`. `remote`: the model class is defined by
-    code in the folder. The tensors of `weights` are emptied, so that each is freed once it is converted. Returns the
-    model; transformers' `loading_info`; and the names of weights in integers or 8 bits that were loaded without
-    dequantisation.
+    code in the folder. The tensors of `weights` are emptied, so that each is freed once it is converted.
     """
     given, tensors = checkpoint.given, weights.tensors
-    with quiet():
+    with quiet(), torch.random.fork_rng(devices=[]), without_code_of_checkpoints():
         is_quantised = bool(quantization(checkpoint.config()))
-        meta_model = _meta_model(config, dtype, attention, remote)
+        meta_model = _unloaded_model(config, dtype, attention, remote, on_meta=True)
         _check_against(given, meta_model, tensors, _PACKED if is_quantised else _EXCESS)
         floating = [weight.dtype for weight in meta_model.state_dict().values() if weight.is_floating_point()]
         keeps_wider = any(getattr(meta_model, name, None) for name in _KEPT)
@@ -174,17 +187,26 @@ def build_model(
         # transformers inspects quantised tensors before it reads them, so they cannot be read-once
         state_dict = {name: tensor if is_quantised else _ReadOnceTensor(tensor) for name, tensor in tensors.items()}
         tensors.clear()
+        kind = type(meta_model)
+        is_own_code = not kind.__module__.startswith(_LIBRARY)
         # Never a folder: transformers would apply adapters, fall back to pickles, and read files that nobody hashed
-        model, report = type(meta_model).from_pretrained(
-            None,
-            config=meta_model.config,
-            state_dict=state_dict,
-            dtype=dtype,
-            attn_implementation=attention_of(meta_model.config),
-            local_files_only=True,
-            ignore_mismatched_sizes=True,  # otherwise the error names no tensor
-            output_loading_info=True,
-        )
+        with built_by_its_code(kind) if is_own_code else nullcontext():
+            model, report = kind.from_pretrained(
+                None,
+                config=meta_model.config,
+                state_dict=state_dict,
+                dtype=dtype,
+                attn_implementation=attention_of(meta_model.config),
+                local_files_only=True,
+                ignore_mismatched_sizes=True,  # otherwise the error names no tensor
+                output_loading_info=True,
+            )
+        unsaved = dict[str, torch.Tensor]()
+        undetermined: tuple[str, ...] = ()
+        if is_own_code:
+            unsaved = unsaved_tensors(model)
+            of_another = unsaved_tensors(_unloaded_model(config, dtype, attention, remote, on_meta=False))
+            undetermined = _undetermined(model, unsaved, of_another)
         if model.can_generate():
             # As for a folder, but without code that it may hold for generation
             model.generation_config = (
@@ -192,17 +214,25 @@ def build_model(
                 if generation_files(checkpoint.folder)
                 else GenerationConfig.from_model_config(checkpoint.config())
             )
-    return model, report, () if is_quantised else _codes(model, state_dict)
+    codes = () if is_quantised else _codes(model, state_dict)
+    unset = () if undetermined else tuple(name for name, tensor in unsaved.items() if tensor.isnan().any())
+    return BuiltModel(model, report, codes, undetermined, unset)
 
 
-def _meta_model(config: Any, dtype: torch.dtype, attention: str, remote: bool) -> Any:
-    """Build the model on the meta device; "auto" selects sdpa, or eager for architectures without sdpa."""
+def _unloaded_model(config: Any, dtype: torch.dtype, attention: str, remote: bool, on_meta: bool) -> Any:
+    """Build the model without parameters, and on the meta device if its code can be built there.
+
+    The attention "auto" selects sdpa, or eager for architectures without sdpa.
+    """
 
     def build(implementation: str) -> Any:
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=implementation, trust_remote_code=remote
-            )
+        settings = {"dtype": dtype, "attn_implementation": implementation, "trust_remote_code": remote}
+        if on_meta:
+            # Code that reads the numbers of tensors fails there
+            with suppress(Exception), torch.device("meta"):
+                return AutoModelForCausalLM.from_config(config, **settings)
+        with built_without_parameters():
+            return AutoModelForCausalLM.from_config(config, **settings)
 
     try:
         return build("sdpa" if attention == "auto" else attention)
@@ -226,6 +256,22 @@ def _check_against(given: str, model: Any, tensors: Mapping[str, torch.Tensor], 
     for name in tensors:  # layers.0… and model.layers.0…; transformers could load either
         if name.startswith(f"{base}.") and (bare := name.removeprefix(f"{base}.")) in tensors:
             raise CheckpointError(f"{given}: holds {name} and {bare}, two tensors for one weight; remove one of them")
+
+
+def _undetermined(
+    model: Any, unsaved: Mapping[str, torch.Tensor], again: Mapping[str, torch.Tensor]
+) -> tuple[str, ...]:
+    """Return the names of tensors that neither files nor the code of a model determine.
+
+    They have no numbers, or others in `again`, the unsaved tensors of a second model of the same config.
+    """
+
+    def is_random(name: str) -> bool:
+        return name not in again or content_digest(unsaved[name]) != content_digest(again[name])
+
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers()), **unsaved}
+    empty = [name for name, tensor in tensors.items() if tensor.is_meta]
+    return (*empty, *(name for name in unsaved if name not in empty and is_random(name)))
 
 
 def _codes(model: Any, state_dict: Mapping[str, Any]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ In: a `Checkpoint` and its parsed config.json, or transformers' loading report. 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from evalkit.compatibility import transformers as library
@@ -18,6 +18,8 @@ from evalkit.models.variants.settings import PREFIX
 
 if TYPE_CHECKING:
     import torch
+
+    from evalkit.models.loading.build import BuiltModel
 
 _PATCHED = ("llama", "qwen2", "gpt_neox")
 """Model types whose attention is patched most."""
@@ -182,29 +184,36 @@ def check_stored(checkpoint: Checkpoint, config: Mapping[str, Any], tensors: Map
         )
 
 
-def check_report(given: str, model: Any, report: Mapping[str, Any], codes: Collection[str], say: Say) -> None:
+def check_report(given: str, built: BuiltModel, say: Say) -> None:
     """Raise a `CheckpointError` if weights of the model are random, or weights of the checkpoint were not loaded.
 
-    `report` is transformers' `loading_info`, `codes` are as of `build_model`; `say` is called for unexpected weights
-    that belong to no layer or module of the model.
+    `say` is called for unexpected weights that belong to no layer or module of the model.
     """
+    report = built.report
     if mismatched := sorted(report["mismatched_keys"]):
         shown = [f"{key} is {tuple(saved)}, not {tuple(expected)}" for key, saved, expected in mismatched]
         raise CheckpointError(f"{given}: weights do not have the shapes that config.json implies: {_few(shown)}")
     if missing := sorted(report["missing_keys"]):
         raise CheckpointError(f"{given}: {len(missing)} weights are missing and would be random: {_few(missing)}")
-    if codes:
+    if built.codes:
         raise CheckpointError(
-            f"{given}: {_few(codes)} are stored as integers or in 8 bits, but config.json has no quantization_config; "
-            "add it, or provide dequantised weights"
+            f"{given}: {_few(built.codes)} are stored as integers or in 8 bits, but config.json has no "
+            "quantization_config; add it, or provide dequantised weights"
+        )
+    if built.undetermined:
+        raise CheckpointError(
+            f"{given}: its files do not hold {_few(built.undetermined)}, for which its code has no value, or another "
+            "one each time; save them with its weights (persistent=True)"
         )
     unexpected = sorted(report["unexpected_keys"])
-    if parts := _parts(model, unexpected):
+    if parts := _parts(built.model, unexpected):
         raise CheckpointError(
             f"{given}: {_few(parts)} would be left out of modules of the model: the files hold weights of more layers "
             "than config.json has, or its variant_layers, its biases or its quantization_config are not theirs, or an "
             "adapter has to be merged; correct config.json"
         )
+    if built.unset:
+        say(f"{given}: its files do not hold {_few(built.unset)}; NaN until its code computes them")
     if unexpected:
         say(f"{given}: {len(unexpected)} weights that the model does not use: {_few(unexpected)}")
 

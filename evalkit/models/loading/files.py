@@ -42,7 +42,7 @@ TOKENIZER_PATTERNS = (*_TOKENIZER_FILES, *_MORE_TOKENIZER_FILES)
 GENERATION_CONFIG = "generation_config.json"
 _CODE = ("*.py", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
 _SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
-_TRAINER_FILES = ("optimizer", "scheduler", "scaler", "training_args", "rng_state", "trainer_state")
+TRAINER_FILES = ("optimizer", "scheduler", "scaler", "training_args", "rng_state", "trainer_state")
 """Beginnings of the names of files that only a trainer reads."""
 _WILDCARD = re.compile(r"[*?\[]")
 
@@ -115,7 +115,7 @@ def adapter_files(folder: Path) -> tuple[Path, ...]:
 def code_files(folder: Path) -> tuple[Path, ...]:
     """Return a checkpoint's Python code and the files it may read, without tokenizer, config and weight files."""
     others = [*tokenizer_files(folder), folder / "config.json", folder / GENERATION_CONFIG, *weight_indexes(folder)]
-    return tuple(path for path in _matching(folder, _CODE, others) if not path.name.startswith(_TRAINER_FILES))
+    return tuple(path for path in _matching(folder, _CODE, others) if not path.name.startswith(TRAINER_FILES))
 
 
 def _matching(folder: Path, patterns: Iterable[str], without: Iterable[Path] = ()) -> tuple[Path, ...]:
@@ -166,7 +166,7 @@ def file_states(folder: Path) -> FileStates:
     except OSError:  # removed, also between two files
         return ()
     states = ((name, state.st_size, state.st_mtime_ns, state.st_ino) for name, state in files)
-    return tuple(sorted(state for state in states if not state[0].startswith(_TRAINER_FILES)))
+    return tuple(sorted(state for state in states if not state[0].startswith(TRAINER_FILES)))
 
 
 def is_begun(states: FileStates) -> bool:
@@ -194,6 +194,8 @@ def matching(text: str, folder: Path | None = None) -> list[str]:
 
 # Values in config.json
 
+LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""Keys of config.json that may hold the number of layers."""
 WINDOW_KEYS = (
     "max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx",
     "max_target_positions",
@@ -204,6 +206,8 @@ _MOST_EXPERTS = 10**5
 """Limit on the experts of a layer, of which some architectures make a module each."""
 _INFINITE = ("time_step_limit",)
 """Keys that may hold infinity: transformers writes it for Mamba 2."""
+MOST_TOKENS = 2**24
+"""Longest context: positions are computed in float32, which represents integers exactly up to this one."""
 _TAG = "__float__"
 """Key of the objects that transformers writes in place of infinities and NaN."""
 
@@ -251,14 +255,36 @@ def check_types(path: Path, config: Mapping[str, Any]) -> None:
         _CONFIG.model_validate(config)
         for text in (config, config.get("text_config") or {}):
             _CONFIG.model_validate(text)
+            windows = (text.get(key) or 0 for key in WINDOW_KEYS)
+            longest = next((window for window in windows if window > 0), MOST_TOKENS)
             for rope in (text.get("rope_scaling") or {}, text.get("rope_parameters") or {}):
                 # Some architectures have rotary parameters for each type of layer
                 for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):
                     _ROPE.model_validate(part)
+                    _check_factors(path, part, longest)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         expected = first["msg"].replace("Input should be", "expected")
         raise CheckpointError(f"{path}: {first['loc'][0]} is {first['input']!r:.60}; {expected}") from error
+
+
+def _check_factors(path: Path, rope: Mapping[str, Any], window: int) -> None:
+    """Raise a `CheckpointError` for factors with which attention cannot distinguish tokens by their positions.
+
+    Positions are divided by a factor, the ratio of two windows. One above the window in tokens maps the whole window to
+    less than one position of training; one far below 1 makes positions larger than `MOST_TOKENS`.
+    """
+    least = min(1.0, window / MOST_TOKENS)
+    factors = {"factor": [rope.get("factor") or 1.0]}
+    for key in ("short_factor", "long_factor"):
+        factors[key] = rope.get(key) or []
+    for key, values in factors.items():
+        for factor in values:
+            if not least <= factor <= window:
+                raise CheckpointError(
+                    f"{path}: {key} is {factor:g}, with which a window of {window:,} tokens has no distinct positions; "
+                    f"expected {least:g} to {window:,}"
+                )
 
 
 def _not_finite(key: str, value: Any) -> str | None:

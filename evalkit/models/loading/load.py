@@ -27,6 +27,7 @@ from evalkit.models.loading.checks import (
 from evalkit.models.loading.files import generation_settings, quantization
 from evalkit.models.loading.fingerprint import Fingerprint, combine, hash_file
 from evalkit.models.loading.locate import DTYPES, Checkpoint, resolve_dtype, silent
+from evalkit.models.loading.tokenizer import LEFT_OUT
 from evalkit.models.zoo.shapes import shape_facts
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class LoadedModel:
     generation: Mapping[str, Any] | None = None
     """The checkpoint's generation_config.json, if any; None for a GGUF file, whose fingerprint covers it."""
     placement: Placement | None = None
+    remarks: tuple[str, ...] = ()
+    """On settings of config.json that are not computed; see `configuration.own_config`."""
     stock: bool = True
     """Whether the model is unmodified, so that a cached start-up check of its class and config applies."""
     files: str | None = None
@@ -102,8 +105,11 @@ class LoadedModel:
         extension = None if self.extension is None else self.extension.specification()
         shape = shape_facts(self.model.config.to_dict())
         placed = {} if self.placement is None else {"device_map": self.placement.summary()}
+        remarks = {"remarks": list(self.remarks)} if self.remarks else {}
         facts = {name: getattr(self, name) for name in _FACTS}
-        return facts | {"context_extension": extension, "shape": shape} | placed
+        ending = getattr(self.tokenizer, LEFT_OUT, None)
+        left_out = {} if ending is None else {LEFT_OUT: ending}
+        return facts | {"context_extension": extension, "shape": shape} | placed | remarks | left_out
 
 
 def load(
@@ -128,7 +134,8 @@ def load(
 
     from evalkit.models.context.stretch import finish, stretch
     from evalkit.models.loading import gguf
-    from evalkit.models.loading.build import build_model, copied, own_config, read_weights
+    from evalkit.models.loading.build import build_model, copied, read_weights
+    from evalkit.models.loading.configuration import naming_rotary_keys, own_config
     from evalkit.models.loading.tokenizer import load_tokenizer
     from evalkit.models.memory import keep_few_kernels, place_model
     from evalkit.models.parts import resolve_device
@@ -158,11 +165,16 @@ def load(
             say(f"weights are stored in {stored} and rounded to {computed_in}, the dtype in config.json; see --dtype")
         # transformers' own code takes precedence over the checkpoint's, trusted or not
         remote = checkpoint.trust_remote_code and not natively_known(config)
-        model_config, stretched = own_config(folder, remote), None
+        model_config, remarks = own_config(folder, config, remote)
+        for remark in remarks:
+            say(f"warning: {given}: {remark}")
+        stretched = None
         if extension is not None and not _sets_window_only(config, extension):
             stretched = stretch(given, model_config, extension)
-        model, report, codes = build_model(copies, files, weights, model_config, torch_dtype, attention, remote)
-        check_report(given, model, report, codes, say)
+        with naming_rotary_keys(folder, model_config):
+            built = build_model(copies, files, weights, model_config, torch_dtype, attention, remote)
+        check_report(given, built, say)
+        model = built.model
         check_numbers(given, config, model)
         model.eval().requires_grad_(False)
         rounding = None if quantise is None else Rounding(given, model, quantise)
@@ -194,6 +206,7 @@ def load(
         fingerprint=fingerprint,
         generation=generation if checkpoint.gguf is None else None,
         placement=placement,
+        remarks=remarks,
         files=fingerprint.combined if determined and quantise is None else None,
     )
 

@@ -117,12 +117,12 @@ def _find(model: str, allow_pickle: bool, trust_remote_code: bool, say: Say) -> 
             raise CheckpointError(f"{path}: is neither a checkpoint folder nor a .gguf file")
         return Checkpoint(given=model, kind="gguf", folder=path.parent, gguf=path)
     if path.is_dir() and model.strip():
-        _check_folder(path)
+        _check_folder(path, allow_pickle)
         return Checkpoint(given=model, kind="folder", folder=path)
     if looks_like_path(model) or not model.strip():
         raise CheckpointError(f"--model {model}: file or folder not found")
     folder, revision = _fetch(model, pickles=allow_pickle, code=trust_remote_code, say=say)
-    _check_folder(folder)
+    _check_folder(folder, allow_pickle)
     return Checkpoint(given=model, kind="hub", folder=folder, revision=revision)
 
 
@@ -133,6 +133,7 @@ def tokenizer_folder(given: str, say: Say) -> Path:
         if folder.exists() or looks_like_path(given) or given == "demo":
             raise CheckpointError(f"--tokenizer {given}: expected a folder or a hub name, not a GGUF file")
         folder, _ = _fetch(given, pickles=False, code=False, weights=False, say=say)
+    _check_links(folder, pickles=False, weights=False)
     if not files.tokenizer_files(folder):
         raise CheckpointError(f"{given}: holds no tokenizer (tokenizer.json, tokenizer.model, vocab.json)")
     return folder
@@ -151,15 +152,28 @@ def looks_like_path(text: str) -> bool:
     return text.startswith((".", "/", "~")) or text.endswith((".gguf", "/")) or text.count("/") > 1
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(folder: Path, pickles: bool) -> None:
+    _check_links(folder, pickles)
     if adapters := files.adapter_files(folder):
         raise CheckpointError(
-            f"{folder}: holds an adapter ({adapters[0].name}); merge it into its base model, or remove it"
+            f"{folder}: holds an adapter ({adapters[0].name}); merge it into its base model, or move it away"
         )
     if not (folder / "config.json").is_file():
         inside = [path for path in folder.iterdir() if path.suffix == ".gguf" or (path / "config.json").is_file()]
         advice = f"did you mean {max(inside)}?" if inside else "expected a checkpoint as save_pretrained writes it"
         raise CheckpointError(f"{folder}: has no config.json; {advice}")
+
+
+def _check_links(folder: Path, pickles: bool, weights: bool = True) -> None:
+    """Raise a `CheckpointError` for a file that loading needs and that is a link to a missing file."""
+    names = sorted(path.name for path in folder.iterdir())
+    for name in needed_files(names, pickles=pickles, code=False, weights=weights):
+        path = folder / name
+        if path.is_symlink() and not path.exists() and not name.startswith(files.TRAINER_FILES):
+            raise CheckpointError(
+                f"{path}: is a link to a missing file ({path.readlink()}); copy the checkpoint again, with the files "
+                "that its links point to"
+            )
 
 
 def _fetch(given: str, *, pickles: bool, code: bool, weights: bool = True, say: Say) -> tuple[Path, str | None]:
@@ -169,15 +183,21 @@ def _fetch(given: str, *, pickles: bool, code: bool, weights: bool = True, say: 
     name, _, revision = given.partition("@")
     try:
         info = HfApi().model_info(name, revision=revision or None, timeout=_REACH_SECONDS)
+    except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise CheckpointError(
+            f"{given}: not found as a folder, or on the hub ({type(error).__name__}); for a private or gated model, "
+            "accept its terms there and run `hf auth login`"
+        ) from error
     except Exception as error:  # offline, timeout, proxy, server: the cache is the fallback
         try:
-            if isinstance(error, (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError)):
-                raise
             folder = Path(snapshot_download(name, revision=revision or None, local_files_only=True))
         except Exception:
+            folder = _cached_snapshot(given, type(error).__name__)
+            say(f"{given}: commit {folder.name} in the hub's cache is read")
+        if weights and not any(path.suffix in (".safetensors", ".bin") for path in folder.iterdir()):
             raise CheckpointError(
-                f"{given}: not found as a folder, in the hub's cache, or on the hub ({type(error).__name__}); for a "
-                "private or gated model, accept its terms there and run `hf auth login`"
+                f"{given}: its copy in the hub's cache has no weights ({folder}): the download did not finish; finish "
+                f"it where the hub can be reached: hf download {name}"
             ) from error
         return folder, folder.name
     listing = [file.rfilename for file in info.siblings or []]
@@ -187,6 +207,33 @@ def _fetch(given: str, *, pickles: bool, code: bool, weights: bool = True, say: 
         return Path(snapshot_download(name, revision=info.sha, allow_patterns=needed)), info.sha
     except Exception as error:
         raise CheckpointError(f"{given}: the download failed ({first_line(error)}); try again") from error
+
+
+def _cached_snapshot(given: str, reason: str) -> Path:
+    """Return the folder of a hub model in a cache without a usable reference to its branch, as copied by hand.
+
+    It is the only one there, or that of the commit that is named. Raises a `CheckpointError` with the commits there.
+    """
+    from huggingface_hub import constants
+
+    name, _, revision = given.partition("@")
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
+    snapshots = {path.name: path for path in sorted(folder.glob("snapshots/*")) if path.is_dir()}
+    if not snapshots:
+        raise CheckpointError(
+            f"{given}: not found as a folder, or in the hub's cache ({folder}), and the hub cannot be reached "
+            f"({reason})"
+        )
+    branch = revision or "main"
+    commit = "" if branch == "main" else branch
+    if (reference := folder / "refs" / branch).is_file():
+        commit = reference.read_text(encoding="utf-8", errors="replace").strip()
+    matching = [path for stored, path in snapshots.items() if stored.startswith(commit)]
+    if len(matching) != 1:
+        commits = ", ".join(f"{name}@{stored}" for stored in snapshots)
+        absent = commit or f"a reference that says which commit is {branch}"
+        raise CheckpointError(f"{given}: the hub's cache ({folder}) lacks {absent}; name one that it has: {commits}")
+    return matching[0]
 
 
 def needed_files(listing: Iterable[str], *, pickles: bool, code: bool, weights: bool) -> list[str]:

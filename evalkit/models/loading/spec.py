@@ -80,6 +80,15 @@ class ModelSpec:
         settings = context_settings(self.context, self.context_method, self.context_original, self.context_config)
         return extension_of(checkpoint, settings, say)
 
+    def check_device(self) -> None:
+        """Raise a `UsageError` if this machine does not have the device."""
+        if self.device in ("auto", "cpu"):
+            return
+        with doing("looking for the device", slow=imports("torch")):
+            from evalkit.models.parts import resolve_device
+
+            resolve_device(self.device)
+
     def load(self, checkpoint: Checkpoint, say: Say) -> LoadedModel:
         with doing(f"loading {self.named}", slow=imports("torch")):
             from evalkit.models.loading.load import load
@@ -100,7 +109,7 @@ def model_spec(model: str | Path, **options: Any) -> ModelSpec:
     """Build a `ModelSpec` from its fields; paths and numbers may be given as strings, None is the default."""
     check_names(options, ModelSpec)
     spec = ModelSpec(name_or_path("--model", model), **fitted(ModelSpec, options))
-    # Whether this machine has the device is checked when the model is loaded
+    # Whether this machine has the device is checked when a model is needed: finished runs are read anywhere
     if not _DEVICE.fullmatch(spec.device):
         raise UsageError(f"--device {spec.device}: not a device; expected auto, cpu, cuda, cuda:N or mps")
     if spec.device_map == "auto" and spec.device != "auto":

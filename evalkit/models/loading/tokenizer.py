@@ -1,12 +1,13 @@
 """Load and validate the tokenizer of a checkpoint.
 
 In: a folder and the number of embedding rows. Out: a transformers tokenizer with character offsets, as its files
-describe it, whose ids fit the embedding; or a `CheckpointError`.
+describe it, whose ids fit the embedding, and which adds tokens before a text only; or a `CheckpointError`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from evalkit.compatibility.transformers import original_encoding, quiet, replace_encoding
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, first_line, reading_as
+from evalkit.escape import printable
 from evalkit.models.loading.checks import register_type
 from evalkit.models.loading.files import check_code, read_json, tokenizer_files
 from evalkit.models.loading.locate import silent
@@ -24,12 +26,17 @@ _PROBE = (
 )
 """Text that tokenizers split differently: digits, repeated spaces, apostrophes, scripts, a combining accent."""
 _REPEATS = 10
+LEFT_OUT = "left_out"
+"""Attribute of a tokenizer with the tokens that it would add after each text; a tokenizer that adds none lacks it."""
 _SAMPLING = ("dropout", "alpha", "nbest_size")
 """Settings of BPE and Unigram models with which they split a word at random, a regularisation for training."""
 
 
 def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, say: Say = silent) -> Any:
     """Load the tokenizer in a folder, for an embedding with `rows`, and check that it is the one its files describe.
+
+    Tokens that it adds after each text, such as EOS, are left out (`LEFT_OUT`): a choice, an answer or the next window
+    follows a text, and as text to predict they would count in scores that are compared between tokenizers.
 
     Raises `CheckpointError` if it is missing or unreadable, has no offsets, has ids past the embedding, loses text, or
     encodes a text differently each time. So does each later encoding that fails in Rust.
@@ -46,6 +53,7 @@ def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, 
         if (folder / "tokenizer.json").is_file():
             tokenizer = _from_tokenizer_json(folder, tokenizer, rows, say)
         _check(folder, tokenizer, rows)
+        _leave_out_ending(folder, tokenizer, say)
     replace_encoding(tokenizer, _encoded)
     return tokenizer
 
@@ -109,6 +117,48 @@ def _check(folder: Path, tokenizer: Any, rows: int) -> None:
         raise CheckpointError(
             f"{folder}: the tokenizer turns any text into nothing or unknown tokens; its files are damaged"
         )
+
+
+def added_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Return the token ids that a tokenizer adds before each text, and those that it adds after it."""
+    ids: list[int] = tokenizer(_PROBE)["input_ids"]
+    of_text = probe_ids(tokenizer)
+    starts = range(len(ids) - len(of_text) + 1)
+    start = next((start for start in starts if ids[start : start + len(of_text)] == of_text), 0)
+    return ids[:start], ids[start + len(of_text) :]
+
+
+def fed_text(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """Return the text of a part of a sequence, with its special tokens and the space before its first word.
+
+    Decoding strips such a space from the first token of a sequence, so another token is decoded before the part.
+    """
+    letter: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
+    before, both = (tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in (letter, [*letter, *tokens]))
+    return str(both.removeprefix(before))
+
+
+def _leave_out_ending(folder: Path, tokenizer: Any, say: Say) -> None:
+    before, after = added_tokens(tokenizer)
+    if not after:
+        return
+    from tokenizers import processors
+
+    backend = tokenizer.backend_tokenizer
+    state = json.loads(backend.post_processor.__getstate__())
+    # RoBERTa's trims offsets as the byte-level one does
+    trimming = [part for part in state.get("processors", [state]) if "trim_offsets" in part]
+    kept = [processors.ByteLevel(part["add_prefix_space"], part["trim_offsets"]) for part in trimming]
+    names = tokenizer.convert_ids_to_tokens(before)
+    adding = processors.TemplateProcessing(single=[*names, "$A"], special_tokens=list(zip(names, before, strict=True)))
+    backend.post_processor = processors.Sequence([*kept, adding])
+    ending = " ".join(tokenizer.convert_ids_to_tokens(after))
+    if added_tokens(tokenizer) != (before, []):
+        raise CheckpointError(
+            f"{folder}: its tokenizer ends each text with {ending}, which cannot be left out; change its post_processor"
+        )
+    setattr(tokenizer, LEFT_OUT, ending)
+    say(f"the tokenizer adds {printable(ending)} after each text; it is left out, since answers follow a text")
 
 
 def disable_sampling(tokenizer: Any) -> str:

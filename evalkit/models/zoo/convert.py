@@ -156,9 +156,7 @@ def _layers_with_lambda(weights: Weights) -> list[int]:
 
 def _read_authors(config: dict[str, Any], weights: Weights, layers: list[int], given: GivenReading) -> StoredModel:
     """Return the keys of an evalkit config, and the weights under evalkit's names."""
-    if given.variant not in (None, DIFFERENTIAL) or given.layers or given.signals or given.settings:
-        raise UsageError("the weights have λ's vectors, so their layers are differential; leave out all but --rope, "
-                         "--vanilla-rope and --pairing")  # fmt: skip
+    chosen = given.differential_keys()
     keys = {key: config[key] for key in _REQUIRED} | {key: config[key] for key in _OPTIONAL if key in config}
     if not config.get("rope_parameters"):
         keys["rope_theta"] = config["rope_theta"]
@@ -180,11 +178,10 @@ def _read_authors(config: dict[str, Any], weights: Weights, layers: list[int], g
         "attention_variant": DIFFERENTIAL,
         "variant_layers": layers,
         "diff_heads": "halve" if size == head_size else "keep",
-        "diff_pairing": given.pairing or "adjacent",
         # The authors' code always has a norm over a pair
         "diff_subln": "affine" if f"{first}.subln.weight" in weights else "plain",
         "diff_subln_eps": _SUBLN_EPS,
-        "lambda_index": "absolute",
+        **chosen,
     }
     return StoredModel("llama", weights, keys, rope="interleaved")
 

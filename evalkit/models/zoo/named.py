@@ -162,7 +162,7 @@ def new_folder(output: Path) -> Iterator[Path]:
         # Replacing it would invalidate the shell's working directory
         raise UsageError(f"--output {output}: is the working directory; choose another folder, such as one inside it")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UsageError(f"--output {output}: already exists; choose another folder, or remove it first")
+        raise UsageError(f"--output {output}: already exists, and is not empty; choose another folder")
     part = output.with_name(f".{output.name}.partial")
     try:
         # Left behind by a killed process

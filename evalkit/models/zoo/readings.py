@@ -7,7 +7,10 @@ and the perplexity of a text under this and other readings, which tells a wrong 
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
@@ -73,6 +76,30 @@ class WeightReading(NamedTuple):
     vanilla_rope: Rope
     """The same of the other layers."""
 
+    def options(self, count: int) -> list[str]:
+        """Return the options of `evalkit models convert` for this reading of a model of `count` layers."""
+        variant = str(self.keys["attention_variant"])
+        if variant == DIFFERENTIAL:
+            words = ["--pairing", self.keys["diff_pairing"], "--set", f"lambda_index={self.keys['lambda_index']}"]
+        else:
+            words = ["--variant", variant]
+        if variant in (COG, INTEGRAL):
+            layers = list(self.keys["variant_layers"])
+            named = [name for name in _LAYERS if _of_share(name, self.keys, count) == layers]
+            words += ["--layers", named[0] if named else ",".join(map(str, layers))]
+            for key, default in attention_settings(variant).items():
+                value = self.keys[key]
+                if value != default:
+                    words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+        if variant == INTEGRAL:
+            words += ["--signals", str(self.keys["num_signals"])]
+        return [*words, "--rope", self.rope, "--vanilla-rope", self.vanilla_rope]
+
+
+def _of_share(name: str, keys: Mapping[str, Any], count: int) -> list[int]:
+    """Return the layers of "all" or a half; of an odd number of layers, which has no half, none."""
+    return upto_last(keys, layers_of(name, count), count) if name == "all" or count % 2 == 0 else []
+
 
 @dataclass(frozen=True)
 class GivenReading:
@@ -89,11 +116,11 @@ class GivenReading:
 
     def keys(self, name: str, kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keys of an evalkit config for a stock one, whose weights do not show their attention."""
-        if self.variant not in (COG, INTEGRAL) or self.pairing:
+        if self.variant not in (COG, INTEGRAL, VANILLA) or self.pairing:
             raise UsageError(
                 f"{name}: neither a DiffLlama nor the authors' differential attention in a Llama (it has no weight "
-                "model.layers.N.self_attn.lambda_q1); of integral and cog attention give --variant, whose weights show "
-                "nothing, and omit --pairing"
+                "model.layers.N.self_attn.lambda_q1); of integral, cog and vanilla attention give --variant, whose "
+                "weights show nothing, and omit --pairing"
             )
         if kind not in _BACKBONES:
             raise CheckpointError(f"{name}: has model type '{kind}'; expected {', '.join(_BACKBONES)}")
@@ -101,13 +128,32 @@ class GivenReading:
         known = [key for key in KEYS[self.variant] if key != "num_signals"]
         if unknown := [key for key in self.settings if key not in known]:
             raise UnknownNameError(f"setting of {self.variant} attention", unknown[0], known)
+        if self.variant == VANILLA:
+            if self.layers or self.signals:
+                raise UsageError("vanilla attention has no layers and signals of its own; omit --layers and --signals")
+            return kept | {"attention_variant": VANILLA, "variant_layers": []}
         given = dict(self.settings) | ({} if self.signals is None else {"num_signals": self.signals})
         settings = attention_settings(self.variant) | given
         if self.variant == INTEGRAL and "num_signals" not in settings:
             raise UsageError("integral attention has a number of signals in each head; give --signals")
         count = config["num_hidden_layers"]
-        layers = upto_last(settings, layers_of(self.layers or "all", count), count)
+        written = self.layers or "all"
+        which: str | list[int] = written
+        if re.fullmatch(r"\d+(,\d+)*", written):
+            which = [int(number) for number in written.split(",")]
+        layers = upto_last(settings, layers_of(which, count), count)
         return kept | settings | {"attention_variant": self.variant, "variant_layers": layers}
+
+    def differential_keys(self) -> dict[str, Any]:
+        """Return the keys of differential attention that the authors' weights do not show."""
+        if self.variant not in (None, DIFFERENTIAL) or self.layers or self.signals:
+            raise UsageError(
+                "the weights have λ's vectors, so their layers are differential; omit --variant, --layers and --signals"
+            )
+        known = [key for key in _CHOICES[DIFFERENTIAL] if key != "diff_pairing"]
+        if unknown := [key for key in self.settings if key not in known]:
+            raise UnknownNameError("setting that the weights do not show", unknown[0], known)
+        return {"diff_pairing": self.pairing or "adjacent", "lambda_index": "absolute", **self.settings}
 
     def reading(self, source: StoredModel) -> WeightReading:
         rope = self.rope or source.rope
@@ -172,11 +218,13 @@ class StoredModel:
         if variant == INTEGRAL:
             settings += [keys | {"num_signals": signals} for signals in _SIGNALS]
         count = int(self.keys["num_hidden_layers"])
-        for which in _LAYERS if count % 2 == 0 else _LAYERS[:1]:
-            settings.append(keys | {"variant_layers": upto_last(keys, layers_of(which, count), count)})
+        for which in _LAYERS if variant != VANILLA else ():
+            if layers := _of_share(which, keys, count):
+                settings.append(keys | {"variant_layers": layers})
         settings.append({"attention_variant": VANILLA, "variant_layers": []})
         for other in {COG, INTEGRAL} - {variant}:
-            own = attention_settings(other) | {"attention_variant": other, "variant_layers": keys["variant_layers"]}
+            layers = keys["variant_layers"] or _of_share("all", attention_settings(other), count)
+            own = attention_settings(other) | {"attention_variant": other, "variant_layers": layers}
             settings += [own | {"num_signals": signals} for signals in _SIGNALS] if other == INTEGRAL else [own]
         yield from (reading._replace(keys=chosen) for chosen in settings)
         yield from (WeightReading(keys, *both) for both in ropes)
@@ -194,8 +242,9 @@ def with_attention(
 ) -> Any:
     """Return evalkit's model with the weights of a Llama, Qwen2 or GPT-NeoX in memory, whose code was patched.
 
-    `layers` are "all", "top 50%" or "bottom 50%"; `settings` are further keys of docs/reference/models.md. The model
-    can be evaluated and saved. Raises an `EvalkitError` if the weights cannot be read so.
+    `layers` are "all", "top 50%", "bottom 50%" or numbers such as "0,2"; `settings` are further keys of
+    docs/reference/models.md. The model can be evaluated and saved. Raises an `EvalkitError` if the weights cannot be
+    read so.
     """
     config = model.config.to_dict()
     given = GivenReading(variant, layers, signals, settings, rope, vanilla_rope)
@@ -214,6 +263,8 @@ class ScoredReading(NamedTuple):
     """Mean loss in nats per token, less that of the requested reading."""
     stderr: float
     """Standard error of the paired difference over tokens."""
+    options: str
+    """Options of `evalkit models convert` for the reading."""
 
     @property
     def is_better(self) -> bool:
@@ -263,7 +314,8 @@ def score_readings(
         losses.append(loss)
         difference = loss - losses[0]
         error = float(difference.std()) / math.sqrt(len(difference))
-        scored.append(ScoredReading(other, float(loss.mean().exp()), float(difference.mean()), error))
+        options = shlex.join(other.options(int(source.keys["num_hidden_layers"])))
+        scored.append(ScoredReading(other, float(loss.mean().exp()), float(difference.mean()), error, options))
     return scored
 
 

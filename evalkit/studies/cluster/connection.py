@@ -18,12 +18,15 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from evalkit.compatibility.ray import patient_start
 from evalkit.errors import EvalkitError, UsageError, first_line
 
 INSTALL = "pip install 'evalkit-checkpoints[ray]'"
 _ATTEMPT = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 _ATTEMPTS, _ANSWER_SECONDS = "5", 30.0
 """Failed requests after which Ray gives up, about a second each, and seconds in which a cluster must answer."""
+_START_SECONDS = 300.0
+"""Seconds for each step of the start of a cluster on this machine."""
 _STORE = 256 << 20
 """Bytes of the object store of a cluster on this machine; batches are small."""
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
@@ -76,9 +79,13 @@ def _own_cluster(ray: Any) -> Iterator[None]:
         os.environ[_TOKEN_VARIABLES[0]] = _TOKEN
     try:
         try:
-            ray.init(address="local", include_dashboard=False, object_store_memory=_STORE, **_QUIET)
-        except (ray.exceptions.RayError, RuntimeError, OSError, ValueError) as error:
-            raise EvalkitError(f"--workers: Ray does not start on this machine: {first_line(error)}") from error
+            with patient_start(_START_SECONDS):
+                ray.init(address="local", include_dashboard=False, object_store_memory=_STORE, **_QUIET)
+        except Exception as error:  # Ray raises any, also plain ones
+            raise EvalkitError(
+                f"--workers: Ray does not start on this machine ({first_line(error)}); without Ray, leave out the "
+                "option, and give evalkit study run STUDY --wait in several shells"
+            ) from error
         yield
     finally:
         # Ray sets the mode for its processes

@@ -1,7 +1,7 @@
 """The folder of a training, and the settings that it was begun with.
 
 A folder holds `initial` (the model before its first step), `checkpoint-N`, `training.csv`, `training.json` (settings
-and versions) and, once the training is finished, `model`.
+and versions), `runs` (evaluations in the training) and, once the training is finished, `model`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from evalkit.paths import replace_file
 from recipe.settings import Recipe
 
 LOG = "training.csv"
+EVALUATIONS = "runs"
 _OF_THE_RUN = {
     "model", "text", "tokenizer", "held_out", "log_every", "held_out_every", "held_out_rows", "evaluate", "save_every",
     "keep", "report_to", "micro_batch",

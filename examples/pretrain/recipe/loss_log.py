@@ -1,10 +1,11 @@
-"""The losses of a training: training.csv, and lines with the time left on standard output."""
+"""Losses and evaluations of a training: training.csv, and lines with the time left on standard output."""
 
 from __future__ import annotations
 
 import csv
 import io
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +21,30 @@ _COLUMNS = {
     "grad_norm": "grad_norm",
 }
 """Column → name in Trainer's logs."""
-_HEADER = ("step", "tokens", *_COLUMNS)
+_HEADER = ("step", "tokens", *_COLUMNS, "score", "score_error")
+_EVALUATED, _ERROR = "evalkit/", "/stderr"
+"""Beginning of the names of an evaluation in Trainer's logs, and end of that of its average's standard error."""
 
 
 class LossLog(TrainerCallback):
-    """Write training and held-out losses to training.csv, and print them with the time left.
+    """Write losses, and the scores of evaluations, to training.csv, and print them with the time left.
 
     After a resumption, rows of steps that are computed again are removed first.
 
     Args:
         folder: of training.csv.
         tokens_per_step: tokens of an update.
+        sample: documents of each task in an evaluation; None: all.
     """
 
-    def __init__(self, folder: Path, tokens_per_step: int) -> None:
+    def __init__(self, folder: Path, tokens_per_step: int, sample: int | None = None) -> None:
         self._path = folder / LOG
         self._tokens = tokens_per_step
+        self._sample = "all documents" if sample is None else f"{sample:,} documents of each task"
         self._began, self._first = 0.0, 0
         self._paused: float | None = None
         self._pauses = 0.0
-        """Seconds of held-out measurements and saving, which are not training."""
+        """Seconds of held-out measurements, evaluations and saving, which are not training."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Start the clock; write the log with the rows up to here."""
@@ -60,8 +65,7 @@ class LossLog(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Begin a pause; log before each checkpoint, whose loss a resumed training could not average."""
-        if control.should_evaluate or control.should_save:
-            self._paused = time.monotonic()
+        self._paused = time.monotonic()
         if control.should_save:
             control.should_log = True
 
@@ -74,18 +78,22 @@ class LossLog(TrainerCallback):
         **_: Any,
     ) -> None:
         """Write a row and print a line."""
-        found = {column: logs[name] for column, name in _COLUMNS.items() if name in logs} if logs else {}
-        if not state.is_world_process_zero or not {"loss", "held_out_loss"} & found.keys():
+        if not state.is_world_process_zero or not logs:
             return
         step = state.global_step
+        found = {column: logs[name] for column, name in _COLUMNS.items() if name in logs}
+        name, score = score_of(logs)
+        if not {"loss", "held_out_loss"} & found.keys() and not score:
+            return
         with self._path.open("a", newline="", encoding="utf-8") as file:
-            row = {name: float(value) for name, value in found.items()}
+            row = {column: float(value) for column, value in (found | score).items()}
             csv.DictWriter(file, _HEADER).writerow({"step": step, "tokens": step * self._tokens, **row})
-        what = ", ".join(
-            f"{words} {found[name]:.3f}"
-            for name, words in (("loss", "loss"), ("held_out_loss", "held-out loss"))
-            if name in found
-        )
+        losses = {"loss": "loss", "held_out_loss": "held-out loss"}
+        words = [f"{kind} {found[column]:.3f}" for column, kind in losses.items() if column in found]
+        if score:
+            error = f" ± {score['score_error']:.4f}" if "score_error" in score else ""
+            words.append(f"{name} {score['score']:.4f}{error} ({self._sample})")
+        what = ", ".join(words)
         print(f"step {step:,} of {state.max_steps:,}: {what}; {self._pace(step, state.max_steps)}", flush=True)
 
     def _pace(self, step: int, steps: int) -> str:
@@ -97,6 +105,22 @@ class LossLog(TrainerCallback):
         trained = (now if self._paused is None else self._paused) - self._began - self._pauses
         left = (now - self._began) / done * (steps - step)
         return f"{done * self._tokens / trained:,.0f} tokens/s, about {duration(left)} left"
+
+
+def score_of(logs: Mapping[str, float]) -> tuple[str, dict[str, float]]:
+    """Return the name of an evaluation's average in Trainer's logs, and its columns; none without an evaluation.
+
+    It is the last of the evaluation's numbers, after those of the tasks.
+    """
+    names = [name for name in logs if name.startswith(_EVALUATED)]
+    values = [name for name in names if not name.endswith(_ERROR)]
+    if not values:
+        return "", {}
+    columns = {"score": logs[values[-1]]}
+    for name in names:
+        if name.endswith(_ERROR):
+            columns["score_error"] = logs[name]
+    return values[-1].removeprefix(_EVALUATED).replace("/", " "), columns
 
 
 def read_log(path: Path) -> list[dict[str, str]]:

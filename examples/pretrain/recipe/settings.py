@@ -67,8 +67,8 @@ class Evaluation(FileSettings):
 class Recipe(FileSettings):
     """All that determines the weights at the end, but for the seed."""
 
-    model: NonEmpty
-    """A name of `evalkit models ls`, or FILE.yaml:NAME."""
+    model: NonEmpty = ""
+    """A name of `evalkit models ls`, or FILE.yaml:NAME; none where the command or the study names one."""
     tokenizer: NonEmpty | None = None
     """A folder or a hub name; none: trained on the files of `text`."""
     text: Annotated[Listed[Text], Field(min_length=1)]
@@ -123,7 +123,7 @@ class TrainingStudy(FileSettings):
     """Several models and seeds under the same settings, or under those of their sizes."""
 
     recipe: NonEmpty
-    """Settings file, whose `model` each of `models` replaces."""
+    """Settings file, whose `model`, if it has one, each of `models` replaces."""
     models: Annotated[dict[str, NonEmpty | StudiedModel], Field(min_length=1)]
     """By name, which the output folders begin with; a model may have another `recipe`."""
     seeds: Annotated[Listed[Seed], Field(min_length=1)]
@@ -141,15 +141,18 @@ class TrainingStudy(FileSettings):
         return models
 
 
-def read_recipe(path: Path) -> Recipe:
-    """Read a training's settings.
+def read_recipe(path: Path, model: str | None = None) -> Recipe:
+    """Read a training's settings, with a model in place of theirs if it is given.
 
     Raises:
-        UsageError: the file cannot be read or is invalid, or names a model or a text file that does not exist.
+        UsageError: the file cannot be read or is invalid, or names a model or a text file that does not exist, or
+            there is no model.
     """
     recipe = read_settings(path, Recipe, UsageError)
+    if not (model or recipe.model):
+        raise UsageError(f"{path}: it lacks 'model'; add it, give --model, or name models in a study (train_study.py)")
     found = {
-        "model": _model(path, "model", recipe.model),
+        "model": model or _model(path, "model", recipe.model),
         "text": _texts(path, "text", recipe.text),
         "held_out": _texts(path, "held_out", recipe.held_out),
     }
@@ -168,8 +171,7 @@ def read_training_study(path: Path) -> tuple[TrainingStudy, dict[str, Recipe]]:
     recipes = {}
     for name, given in study.models.items():
         model, file = (given, study.recipe) if isinstance(given, str) else (given.model, given.recipe)
-        own = {"model": _model(path, f"models.{name}", model)}
-        recipes[name] = read_recipe(path.parent / file).model_copy(update=own)
+        recipes[name] = read_recipe(path.parent / file, _model(path, f"models.{name}", model))
     return study.model_copy(update={"output": str(path.parent / study.output)}), recipes
 
 

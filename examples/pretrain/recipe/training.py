@@ -23,7 +23,7 @@ from evalkit.compatibility.transformers import quiet
 from evalkit.errors import CheckpointError, EvalkitError, UsageError, first_line
 from evalkit.models.zoo.named import named_model, new_folder, write_random
 from recipe.checkpoints import WholeCheckpoints, settle
-from recipe.folder import InUse, Training, check_settings, record_settings
+from recipe.folder import EVALUATIONS, InUse, Training, check_settings, record_settings
 from recipe.loss_log import LossLog
 from recipe.packing import Say, packed, tokens_of
 from recipe.rows import Array, OrderedRows, as_rows, spread_rows, stacked
@@ -132,6 +132,8 @@ def _train(training: Training, sources: Sources) -> None:
     PartialState().wait_for_everyone()
     rows, held_out = rows_of(training, sources)
     set_seed(training.seed)
+    sample = recipe.evaluate.sample if recipe.evaluate else None
+    log = LossLog(training.output, recipe.batch * recipe.length, sample)
     trainer = Trainer(
         model=load(training.initial),
         args=arguments,
@@ -139,13 +141,14 @@ def _train(training: Training, sources: Sources) -> None:
         eval_dataset=None if held_out is None else spread_rows(held_out, recipe.held_out_rows),
         processing_class=read_tokenizer(sources.tokenizer, recipe),
         data_collator=stacked,
-        callbacks=[LossLog(training.output, recipe.batch * recipe.length), saving],
+        callbacks=[log, saving],
     )
     trainer.remove_callback(PrinterCallback)
     if recipe.evaluate:
         from evalkit import TrainerCallback
 
-        trainer.add_callback(TrainerCallback(trainer, **recipe.evaluate.model_dump()))
+        output = str(training.output / EVALUATIONS)
+        trainer.add_callback(TrainerCallback(trainer, output=output, **recipe.evaluate.model_dump()))
     newest = training.newest
     with _explained(training.output, newest, saving):
         trainer.train(resume_from_checkpoint=str(newest) if newest else None)

@@ -203,6 +203,23 @@ def stops_in(texts: list[str]) -> list[str]:
     return [pair for pair in pairs if len(pair) == 2][:4]
 
 
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_a_tokenizer_that_ends_texts(tmp_path: Path, adds_bos: bool) -> None:
+    """Its answers are those without EOS after each text; lm-eval scores EOS in place of the choices' own tokens."""
+    pairs = requests("loglikelihood", *PAIRS)
+    rolling = requests("loglikelihood_rolling", (" ".join(TRAINING_TEXT),), ("short",))
+    answers = []
+    for name in ("plain", "ends"):
+        folder = tiny_checkpoint(tmp_path / name, window=LONGER, adds_bos=adds_bos, adds_eos=name == "ends")
+        model = evalkit.harness(str(folder))
+        scored = (model.loglikelihood(pairs), model.loglikelihood_rolling(rolling))
+        answers.append((*scored, texts_of(model, PROMPTS, GREEDY)))
+    assert answers[0] == answers[1]
+    theirs = HFLM(pretrained=str(folder), device="cpu", batch_size=1)
+    context, continuation = theirs._encode_pair("The river rose", " in")
+    assert context[-1] == continuation[-1] == theirs.tokenizer.eos_token_id
+
+
 @pytest.mark.parametrize("kind", fast(["llama", "mamba"], ARCHITECTURES))
 def test_greedy_texts_are_lm_evals(kind: str, tokenizer: Any) -> None:
     """Compared with lm-eval one by one and in batches, with stops that match and that do not."""

@@ -280,6 +280,18 @@ def test_documents_are_read_as_people_read_them(whole: Run, tasks: Path) -> None
     assert {answer.score for answer in answers.documents} <= {0.0, 1.0}
 
 
+def test_prompts_are_shown_as_they_are_fed(tmp_path: Path, tasks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the tokenizer's BOS, without its EOS; of a text longer than the window, each window."""
+    folder = tiny_checkpoint(tmp_path / "tiny", window=128, adds_bos=True, adds_eos=True)
+    with pytest.raises(SystemExit, match="0"):
+        main(["run", str(folder), "--tasks", ",".join(ALL), "--include-path", str(tasks), "--show-prompts", "1"])
+    shown = capsys.readouterr().out
+    assert "\n<s>Question: " in shown and "</s>" not in shown
+    assert "made_texts document 0, loglikelihood_rolling, window 1\n129 tokens: context 1, continuation 128" in shown
+    [prompt] = [part for part in shown.split("\n\n") if part.startswith("made_answers document 0")]
+    assert prompt.splitlines()[2].startswith("<s>") and "generated: " in prompt
+
+
 def paired(a: Run, b: Run) -> Pairing:
     return pair(Side("a", (a,)), Side("b", (b,)), {})
 

@@ -197,14 +197,32 @@ def test_intervals() -> None:
         residuals = np.bincount(codes, right - right.mean())
         error = 100 * np.sqrt((residuals**2).sum()) / len(right)
         assert score["high"] - score["low"] == pytest.approx(2 * 1.96 * error, rel=0.08)
+        assert score["stderr"] == pytest.approx(error, rel=0.02)  # the closed form has no correction of few sources
     single = score_generations(table.assign(source="x"))["tasks"][0]["all"]
-    assert (single["low"], single["high"]) == (None, None)
+    assert (single["stderr"], single["low"], single["high"]) == (None, None, None)
     # Resampling equal scores would give [0, 0]; a mean with another task has that task's share
     both = score_generations(pd.concat([hits(0, 2), hits(3, 3, "lcc")]))
-    assert (both["tasks"][0]["all"]["value"], both["tasks"][0]["all"]["low"]) == (0, None)
+    equal = both["tasks"][0]["all"]
+    assert (equal["value"], equal["stderr"], equal["low"], both["plain_mean"]["all"]["stderr"]) == (0, None, None, None)
     assert both["plain_mean"]["all"]["low"] == pytest.approx(both["tasks"][1]["all"]["low"] / 2, abs=0.01)
     assert any("all equal" in note for note in longbench_report(both).notes)
     assert not any("all equal" in note for note in longbench_report(score_generations(hits(3, 3))).notes)
+
+
+def test_standard_errors_of_means() -> None:
+    """Of groups over their tasks, of the mean of groups over the groups, of the plain mean over tasks."""
+    sizes = {"hotpotqa": (3, 7), "musique": (5, 5), "qasper": (10, 30)}
+    results = score_generations(pd.concat([hits(*of, task) for task, of in sizes.items()]))
+    error = {
+        task: 100 * np.sqrt(right * wrong / (right + wrong) ** 2 / (right + wrong - 1))
+        for task, (right, wrong) in sizes.items()
+    }
+    assert {task["task"]: task["all"]["stderr"] for task in results["tasks"]} == pytest.approx(error, abs=1e-4)
+    group = np.hypot(error["hotpotqa"], error["musique"]) / 2
+    assert [each["all"]["stderr"] for each in results["groups"]] == pytest.approx([error["qasper"], group], abs=1e-4)
+    assert results["mean_of_groups"]["all"]["stderr"] == pytest.approx(np.hypot(error["qasper"], group) / 2, abs=1e-4)
+    plain = np.sqrt(sum(of**2 for of in error.values())) / 3
+    assert results["plain_mean"]["all"]["stderr"] == pytest.approx(plain, abs=1e-4)
 
 
 def test_tables_that_cannot_be_scored() -> None:

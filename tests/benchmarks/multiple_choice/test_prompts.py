@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,14 @@ def text_of(tokenizer: Any, sequence: TokenSequence, *codes: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "absent"), [({"bos": None}, ("BOS",)), ({"eos": None}, ("EOS",)), ({"adds_bos": True}, ())]
+    ("options", "absent"),
+    [
+        ({"bos": None}, ("BOS",)),
+        ({"eos": None}, ("EOS",)),
+        ({"adds_bos": True}, ()),
+        ({"adds_eos": True}, ()),
+        ({"adds_bos": True, "adds_eos": True}, ()),
+    ],
 )
 def test_a_choice_is_tokenised_as_its_text_alone(tmp_path: Path, options: Any, absent: tuple[str, ...]) -> None:
     """Under the paper's template (Appendix A.3), and under lm-eval's own prompt; absent tokens are reported once."""
@@ -86,7 +94,8 @@ def test_a_choice_is_tokenised_as_its_text_alone(tmp_path: Path, options: Any, a
         for context, continuation, sequence in zip(
             asked.contexts, asked.continuations, under_plain.sequences, strict=True
         ):
-            assert sequence.tokens.tolist() == own(f"{context} {continuation}")["input_ids"]
+            whole = own(f"{context} {continuation}")["input_ids"]
+            assert sequence.tokens.tolist() == whole[: len(whole) - ("adds_eos" in options)]
     assert [line.split()[4] for line in said] == list(absent)
 
 
@@ -155,6 +164,25 @@ def test_the_window_cuts_the_context_on_its_left(tokenizer: Any, template: str, 
         assert sequence.segments[0] != CONTINUATION
     with pytest.raises(ScoringError, match=f"made_up document 7: .* window of {smallest - 1}"):
         encode(tokenizer, template, asked, smallest - 1)
+
+
+def test_the_requests_of_olmes_are_cut_as_there(tokenizer: Any) -> None:
+    """Whatever the model's window: what comes first, BOS too; a user's own requests lose their context alone."""
+    whole, *_ = encode(tokenizer, "requests", ICE)
+    assert whole.tokens[0] == tokenizer.bos_token_id
+    for most, window in ((12, WIDE), (WIDE, 12)):
+        limited = replace(ICE, leaf=replace(ICE.leaf, most_tokens=most))
+        sequence, *_ = encode(tokenizer, "requests", limited, window)
+        assert sequence.tokens.tolist() == whole.tokens.tolist()[-13:]
+        assert sequence.truncated == len(whole.tokens) - 13
+    under_inst, *_ = encode(tokenizer, "inst", ICE)
+    limited = replace(ICE, leaf=replace(ICE.leaf, most_tokens=len(under_inst.tokens) - 5))
+    cut, *_ = encode(tokenizer, "inst", limited)
+    assert cut.tokens.tolist() == encode(tokenizer, "inst", ICE, limited.leaf.most_tokens)[0].tokens.tolist()
+    own, *_ = encode(tokenizer, "requests", ICE, 12)
+    assert own.tokens.tolist() == [tokenizer.bos_token_id, *whole.tokens.tolist()[-12:]]
+    with pytest.raises(ScoringError, match="window of 3"):
+        encode(tokenizer, "requests", replace(ICE, leaf=replace(ICE.leaf, most_tokens=3)))
 
 
 def test_unconditional_sequences_lack_the_context_alone(tokenizer: Any) -> None:

@@ -96,7 +96,7 @@ def test_questions_are_byte_equal_to_the_wheels_file(wheel: Library, task: str) 
         assert question.contexts == document.contexts and question.continuations == document.continuations
         assert question.alone == document.alone
         assert question.gold == (0 if is_single else document.label) and is_single == about.single
-        assert (question.delimiter, set(question.gaps)) == ("", {""})
+        assert (question.delimiter, set(question.gaps), question.leaf.most_tokens) == ("", {""}, 2048)
     # An unconditional context for all documents, or for none; OLMES's pmi needs them
     assert {bool(document.alone) for document in literal} in ({True}, {False})
     assert literal[0].alone or about.rule != "pmi"
@@ -167,7 +167,7 @@ def test_mmlu_is_built_in_the_form_of_olmo_cores_evaluation(wheel: Library, task
             assert question.contexts == (text + asked(record),) * 4
             assert question.continuations == ((" A", " B", " C", " D") if letters else
                                               tuple(f" {choice}" for choice in record["choices"]))  # fmt: skip
-            assert question.gold == record["answer"]
+            assert (question.gold, question.leaf.most_tokens) == (record["answer"], 2048)
             assert question.alone == (() if letters else ("Answer:",) * 4)
     assert next(rest, None) is None
 
@@ -191,13 +191,15 @@ class Plain:
     def logits(self, tokens: list[int]) -> torch.Tensor:
         return self.model(torch.tensor([tokens])).logits[0]
 
-    def score(self, context: str, continuation: str) -> tuple[float, int, bool]:
-        """Log-likelihood, tokens, and whether each token is the argmax."""
+    def score(self, context: str, continuation: str, most: int | None = None) -> tuple[float, int, bool, int]:
+        """Log-likelihood, tokens, whether each token is the argmax, and tokens before the last `most` of the input."""
         before, after = [self.tokenizer.bos_token_id, *self.ids(context)], self.ids(continuation)
+        cut = max(0, len(before) + len(after) - 1 - most) if most else 0
+        before = before[cut:]
         logits = self.logits(before + after)[len(before) - 1 : -1]
         targets = torch.tensor(after)
         likelihood = logits.double().log_softmax(-1).gather(1, targets[:, None]).sum()
-        return float(likelihood), len(after), bool((logits.argmax(-1) == targets).all())
+        return float(likelihood), len(after), bool((logits.argmax(-1) == targets).all()), cut
 
     def greedy_text(self, context: str, most: int) -> str:
         """The longest text of at most `most` greedy tokens that is tokenised as these tokens; it may be empty."""
@@ -225,10 +227,11 @@ def expect(plain: Plain, run: Run, task: str, documents: list[Literal]) -> int:
         choice, count = row["choice"], len(document.continuations)
         assert row["choices"] == count and row["gold"] == (document.label if count > 1 else 0)
         text = document.continuations[choice]
-        likelihood, tokens, greedy = plain.score(document.contexts[choice], text)
+        most = 2048 if task in request_tasks() else None
+        likelihood, tokens, greedy, cut = plain.score(document.contexts[choice], text, most)
         assert row["ll_continuation"] == pytest.approx(likelihood, rel=TOLERANCE)
         assert (row["n_continuation"], row["chars"], row["bytes"]) == (tokens, len(text), len(text.encode()))
-        assert row["truncated"] == 0
+        assert row["truncated"] == cut
         assert row["greedy"] == greedy if count == 1 else row["greedy"] is None or pd.isna(row["greedy"])
         if not math.isnan(row["ll_unconditional"]):
             alone = document.alone[choice] if document.alone else ""

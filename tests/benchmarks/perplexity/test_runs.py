@@ -64,12 +64,12 @@ def expected_nats(model: Path, text: str, stride: int) -> np.ndarray:
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
     tokens = [tokenizer.bos_token_id, *tokenizer(text)["input_ids"]]
     expected = np.full(len(tokens) - 1, np.nan)
-    for start, context, stop in spans(len(tokens) - 1, WINDOW, stride):
-        sequence = torch.tensor(tokens[start + 1 : stop + 1])
+    for start, context, stop in spans(len(tokens) - 1, 1, WINDOW, stride):
+        sequence = torch.tensor(tokens[start:stop])
         with torch.no_grad():
             logits = loaded(sequence[None, :-1]).logits[0].log_softmax(-1)
         nats = -logits.gather(1, sequence[1:, None])[:, 0]
-        expected[start + context : stop] = nats[context - 1 :]
+        expected[start + context - 1 : stop - 1] = nats[context - 1 :]
     assert not np.isnan(expected).any()
     return expected
 
@@ -101,36 +101,44 @@ def test_bits_per_byte_are_those_of_transformers(
     assert by_document["tokens"].tolist() == table["tokens"].tolist()
     # A token's position is the number of tokens before it in its window
     expected: dict[int, float] = {}
-    for start, context, stop in spans(len(nats[2]), WINDOW, stride):
+    for start, context, stop in spans(len(nats[2]), 1, WINDOW, stride):
         for token in range(start + context, stop):
             first = (token - start - 1) // 64 * 64 + 1
-            expected[first] = expected.get(first, 0.0) + nats[2][token]
+            expected[first] = expected.get(first, 0.0) + nats[2][token - 1]
     longest = positions[positions["document"] == 2].set_index("position")["nats"]
     assert longest.to_dict() == pytest.approx(expected, rel=1e-6)
     assert len(expected) > 1
 
 
-def test_the_perplexities_are_lm_evals(evalkit: Command, file: Path, tmp_path: Path, texts: list[str]) -> None:
+ADDED = {"none": (), "BOS": ("adds_bos",), "EOS": ("adds_eos",), "both": ("adds_bos", "adds_eos")}
+"""Tokens that a tokenizer adds to each text."""
+
+
+@pytest.mark.parametrize("added", ADDED)
+def test_the_perplexities_are_lm_evals(
+    evalkit: Command, file: Path, tmp_path: Path, texts: list[str], added: str
+) -> None:
+    """Without the tokens that the tokenizer adds, of which none is text."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    checkpoint = tiny_checkpoint(tmp_path / "tiny", window=WINDOW, adds_bos=True, seed=3)
+    checkpoint = tiny_checkpoint(tmp_path / "tiny", window=WINDOW, seed=3, **dict.fromkeys(ADDED[added], True))
     names = ["word_perplexity", "byte_perplexity", "bits_per_byte"]
     data = {"data_files": {"test": str(file)}, "cache_dir": str(tmp_path)}
     task = {"task": "odd", "dataset_path": "json", "dataset_kwargs": data, "output_type": "loglikelihood_rolling",
             "test_split": "test", "doc_to_text": "", "doc_to_target": "text",
             "metric_list": [{"metric": name} for name in names]}  # fmt: skip
-    theirs = HFLM(pretrained=str(checkpoint), device="cpu", batch_size=1, dtype="float32")
+    theirs = HFLM(pretrained=str(checkpoint), device="cpu", batch_size=1, dtype="float32", add_bos_token=False)
     manager = TaskManager(include_defaults=False)
     expected = simple_evaluate(theirs, tasks=[task], task_manager=manager, bootstrap_iters=2)["results"]["odd"]
     outcome = evalkit("perplexity", checkpoint, "--text", file, "-o", "runs")
     [stored] = run_of(outcome).stored["tasks"]
     assert stored["n"] == len(texts)
     for name in names:
-        key = "value" if name == stored["metric"] else name
-        assert stored[key] == pytest.approx(expected[f"{name},none"], rel=1e-6), name
-    assert "the tokenizer adds tokens" in outcome.out
+        ours = stored["value" if name == stored["metric"] else name]
+        assert ours == pytest.approx(expected[f"{name},none"], rel=1e-6), name
+    assert ("</s>, which the tokenizer adds" in outcome.out) == ("adds_eos" in ADDED[added])
 
 
 def test_windows_of_an_extended_context_are_those_of_the_models_own_forward_pass(
@@ -144,8 +152,8 @@ def test_windows_of_an_extended_context_are_those_of_the_models_own_forward_pass
     for text, stored in zip(texts, run.table(DOCUMENTS)["nats"], strict=True):
         tokens = np.array([loaded.bos_id, *loaded.tokenizer(text)["input_ids"]], np.int32)
         nats = sum(
-            -forward.score_alone(tokens[start + 1 : stop + 1]).logprobs[context:].astype(np.float64).sum()
-            for start, context, stop in spans(len(tokens) - 1, 320, 320)
+            -forward.score_alone(tokens[start:stop]).logprobs[context:].astype(np.float64).sum()
+            for start, context, stop in spans(len(tokens) - 1, 1, 320, 320)
         )
         assert stored == pytest.approx(nats, rel=1e-6)
     assert run.manifest["facts"]["window"] == 320

@@ -96,11 +96,11 @@ def test_windows_are_lm_evals(cut: tuple[int, int, int]) -> None:
     tokens = list(range(count))
     theirs = get_rolling_token_windows(tokens, PREFIX, window, window - stride + 1)
     expected = [(context, scored) for context, scored in map(make_disjoint_window, theirs)]
-    whole, cut_spans = [PREFIX, *tokens], list(spans(count, window, stride))
+    whole, cut_spans = [PREFIX, *tokens], list(spans(count, 1, window, stride))
     assert expected == [
-        (whole[start + 1 : start + 1 + context], tokens[start + context : stop]) for start, context, stop in cut_spans
+        (whole[start : start + context], whole[start + context : stop]) for start, context, stop in cut_spans
     ]
-    assert [token for start, context, stop in cut_spans for token in range(start + context, stop)] == tokens
+    assert [token for start, context, stop in cut_spans for token in whole[start + context : stop]] == tokens
     for number, (start, context, stop) in enumerate(cut_spans):
         assert stop - start <= window + 1  # the last one is only predicted
         assert context == 1 if not number else context >= window - stride + 1
@@ -110,7 +110,7 @@ def test_the_windows_of_a_document(tmp_path: Path) -> None:
     stride = 5
     tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path / "plain"))
     text = " ".join(TRAINING_TEXT)
-    windows = windows_of(TextDocument("t", 3, text, "t.txt"), tokenizer, PerplexityFacts(16, 64, 0, "<s>"), stride)
+    windows = windows_of(TextDocument("t", 3, text, "t.txt"), tokenizer, PerplexityFacts(16, 64, (0,)), stride)
     scored = np.concatenate([window.tokens[window.context :] for window in windows])
     assert scored.tolist() == tokenizer(text)["input_ids"]
     sizes = np.concatenate([window.bytes for window in windows])
@@ -118,13 +118,18 @@ def test_the_windows_of_a_document(tmp_path: Path) -> None:
     assert [window.number for window in windows] == list(range(len(windows)))
     assert [window.is_last for window in windows] == [False] * (len(windows) - 1) + [True]
     assert ({window.document for window in windows}, windows[0].tokens[0]) == ({3}, 0)
-    # As in lm-eval, the tokenizer's own BOS is scored after the prefix, unless the text spells it
+    # A prefix of several tokens is context, of the first window
+    facts = PerplexityFacts(16, 64, (1, 0))
+    longer = windows_of(TextDocument("t", 3, text, "t.txt"), tokenizer, facts, stride)
+    assert (longer[0].context, longer[0].tokens[:2].tolist(), len(longer[0].tokens)) == (2, [1, 0], 17)
+    assert np.concatenate([window.tokens[window.context :] for window in longer]).tolist() == scored.tolist()
+    assert np.concatenate([window.bytes for window in longer]).tolist() == sizes.tolist()
+    # What the tokenizer adds is not scored, what the text spells is
     adding = AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path / "adding", adds_bos=True))
-    facts = PerplexityFacts(16, 64, adding.bos_token_id, "<s>")
     plain, spelled = (windows_of(TextDocument("t", 0, text, "t"), adding, facts)[0] for text in ("river", "<s>river"))
-    assert plain.tokens.tolist() == spelled.tokens.tolist()
-    assert (plain.bytes[0], spelled.bytes[0]) == (0, 3)
-    empty: Any = lambda *_, **__: {"input_ids": [], "offset_mapping": [], "special_tokens_mask": []}  # noqa: E731
+    assert spelled.tokens.tolist() == [1, 0, 0, *plain.tokens.tolist()[2:]]
+    assert spelled.bytes.tolist() == [3, *plain.bytes.tolist()]
+    empty: Any = lambda *_, **__: {"input_ids": [], "offset_mapping": []}  # noqa: E731
     with pytest.raises(ScoringError, match=r"a\.jsonl, line 4"):
         windows_of(TextDocument("a", 3, "\u200b", "a.jsonl, line 4"), empty, facts)
 
@@ -199,10 +204,9 @@ BYTES = {character: number for number, character in bytes_to_unicode().items()}
 
 
 def counted(tokenizer: Any, text: str) -> tuple[list[int], list[str]]:
-    encoding = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)
-    spans, added = np.array(encoding["offset_mapping"]).reshape(-1, 2), np.array(encoding["special_tokens_mask"], bool)
+    encoding = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)
     spelled = tokenizer.convert_ids_to_tokens(encoding["input_ids"])
-    return token_bytes(text, spans, added, spelled).tolist(), spelled
+    return token_bytes(text, np.array(encoding["offset_mapping"]).reshape(-1, 2), spelled).tolist(), spelled
 
 
 @pytest.fixture(scope="module")
@@ -260,17 +264,13 @@ def test_every_byte_is_counted_once(byte_level: list[Any], fallback: Any, pieces
 
 def test_tokens_by_hand(fallback: Any) -> None:
     sizes, tokens = counted(fallback, "a 👍b")
-    assert (tokens[0], sizes[0], sum(sizes)) == ("<s>", 0, 7)
+    assert sum(sizes) == 7
     assert [size for size, token in zip(sizes, tokens, strict=True) if token.startswith("<0x")] == [1, 1, 1, 1]
 
-    def count(text: str, spans: list[tuple[int, int]], pieces: list[str], added: tuple[int, ...] = ()) -> list[int]:
-        mask = np.isin(np.arange(len(spans)), added)
-        return token_bytes(text, np.array(spans), mask, pieces).tolist()
+    def count(text: str, spans: list[tuple[int, int]], pieces: list[str]) -> list[int]:
+        return token_bytes(text, np.array(spans), pieces).tolist()
 
     # What no token covers belongs to the next one, and at the end to the last
     assert count("  é b  ", [(2, 3), (4, 5)], ["é", "b"]) == [4, 4]
-    # Added tokens have none; without any other token all bytes are theirs
-    assert count("ab", [(0, 0), (0, 2), (0, 0)], ["<s>", "ab", "</s>"], (0, 2)) == [0, 2, 0]
-    assert count("ab", [(0, 0)], ["<s>"], (0,)) == [2]
     # A character whose parts are spelled in an unknown way is divided evenly; nothing is lost
     assert count("x👍", [(0, 1), (1, 2), (1, 2), (1, 2)], ["x", "?", "??", "????"]) == [1, 1, 1, 2]

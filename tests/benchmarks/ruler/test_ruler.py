@@ -194,10 +194,20 @@ def test_questions_at_two_lengths_are_one_sample(folder: Path) -> None:
         assert compared.average.stderr == pytest.approx(sums([line.stderr for line in compared.tasks]) / 2)
 
 
+def test_several_checkpoints_have_a_line_each(folder: Path, evalkit: Command) -> None:
+    """Of finished runs nothing is computed."""
+    runs = [made(folder, "model0"), made(folder, "model1")]
+    common = ["--lengths", "2k", "--samples", 2, "--tasks", ",".join(FEW), "--output", folder / "runs"]
+    outcome = evalkit("ruler", folder / "model0", folder / "model1", *common, "--format", "json", "--plot", "two.png")
+    assert outcome.code == 0, outcome.err
+    assert [entry["folder"] for entry in json.loads(outcome.out)] == [str(run.folder) for run in runs]
+    assert Path("two.png").exists()
+
+
 def test_what_cannot_be_made_is_said(folder: Path, evalkit: Command) -> None:
     """Texts are never cut: lengths beyond the window are refused, and tasks without samples of a length named."""
     common = ("ruler", folder / "model0", "--output", folder / "runs", "--samples", 1)
-    complains(evalkit(*common, "--lengths", "1k,4k"), 2, "--lengths 1024,4096")
+    complains(evalkit(*common, "--lengths", "1k,4k"), 2, "--lengths 4096")
     complains(evalkit(*common, "--lengths", "64", "--tasks", "qa_1"), 1, "qa_1 cannot be built at 64")
     complains(evalkit(*common, "--lengths", "1k", "--tasks", "niah"), 2, "niah_single_1")
     tiny_checkpoint(folder / "narrow", window=1400, adds_bos=True)  # prompts of fwe leave no room for an answer

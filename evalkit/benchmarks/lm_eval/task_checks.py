@@ -1,0 +1,243 @@
+"""Checks of the documents, prompts and solved examples of lm-eval's tasks.
+
+In: a loaded task, the requests that lm-eval has built of it, or lm-eval's own warnings. Out: caveats of its metrics,
+with numbers of documents; a task without any valid reference is a `DataError`. Solved examples never have the content
+of the evaluated document.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from evalkit.compatibility.lm_eval import reads_references
+from evalkit.compatibility.names import replaced
+from evalkit.data.sampling import repeated_prompts
+from evalkit.errors import DataError
+from evalkit.escape import counted, printable
+
+if TYPE_CHECKING:
+    import logging
+
+_SHOWN = 40
+"""Characters of a document's value in a message."""
+_NAME = re.compile(r"Group '(?P<group>[^']+)': |\[(?:Task: )?(?P<task>[^]]+)\] ")
+"""Beginning of lm-eval's warnings about a group or a task."""
+_GOLD_WARNING = "Label index was not in"
+_LONGEST_WARNING, _MOST_WARNINGS = 200, 3
+"""Characters of each text, and texts of one kind."""
+
+
+class ReferenceProblem(NamedTuple):
+    text: str
+    is_answerable: bool
+    """Whether an answer can be right nevertheless: one of several gold answers is valid."""
+
+
+def fix_documents(task: Any) -> None:
+    """Make a task return the same evaluated documents at each access.
+
+    lm-eval calls the `process_docs` of a task file at each access. One that shuffles without a seed would return other
+    documents when lm-eval measures the answers than when it built the requests.
+    """
+    documents = task.eval_docs
+    split = "test_docs" if task.has_test_docs() else "validation_docs"
+    setattr(task, split, lambda: documents)
+
+
+def exclude_evaluated_document(task: Any) -> None:
+    """Make a task draw its solved examples from documents with another content than the evaluated one.
+
+    lm-eval excludes the document only if the task file names one split for both, and only if all fields are equal.
+    Where lm-eval's examples have another content, they are lm-eval's.
+    """
+    if not hasattr(task, "sampler") or not hasattr(task, "fewshot_cfg"):
+        return
+    fewshot_context = task.fewshot_context
+
+    def with_other_examples(doc: Any, *arguments: Any, **options: Any) -> Any:
+        with replaced(task.sampler, sample=lambda draw: partial(_examples, task, doc, draw)):
+            return fewshot_context(doc, *arguments, **options)
+
+    task.fewshot_context = with_other_examples
+
+
+def _examples(task: Any, doc: Any, draw: Callable[..., Sequence[Any]], n: int, **options: Any) -> Sequence[Any]:
+    sampler, name = task.sampler, task.task_name
+    before = sampler.rnd.getstate()
+    examples = draw(n=n, **options)
+    for example in examples:
+        _check_example(task, example)
+    if not any(_are_same(task, doc, example) for example in examples):
+        return examples
+    after = sampler.rnd.getstate()
+    others = [example for example in sampler.df if not _are_same(task, doc, example)]
+    if len(others) < n:
+        count = counted(len(others), "few-shot example")
+        raise DataError(f"task {name}: expected {n}, found {count} apart from the document itself; lower --num-fewshot")
+    sampler.rnd.setstate(before)
+    with replaced(sampler, df=lambda _: others):
+        examples = draw(n=n)
+    # Later documents have lm-eval's examples
+    sampler.rnd.setstate(after)
+    if any(_are_same(task, doc, example) for example in examples):
+        raise DataError(
+            f"task {name}: its sampler draws the evaluated document as a solved example; name another fewshot_split"
+        )
+    return examples
+
+
+def _are_same(task: Any, doc: Any, example: Any) -> bool:
+    """Whether an example has the question and the options, in any order, of a document; without options, its target."""
+    form = task.fewshot_cfg
+    has_its_fields = example.keys() <= doc.keys()
+    return _content(task, example, form) == _content(task, doc, form if has_its_fields else task.config)
+
+
+def _content(task: Any, doc: Any, form: Any) -> tuple[str, list[str]]:
+    question = " ".join(str(task.doc_to_text(doc, form.doc_to_text)).split())
+    if form.doc_to_choice:
+        return question, sorted(map(str, task.doc_to_choice(doc, form.doc_to_choice)))
+    return question, [str(task.doc_to_target(doc, form.doc_to_target))]
+
+
+def _check_example(task: Any, example: Any) -> None:
+    """Raise a `DataError` if a gold index is negative, of which lm-eval would show a choice counted from the end."""
+    form = task.fewshot_cfg
+    if not form.doc_to_choice:
+        return
+    gold = task.doc_to_target(example, form.doc_to_target)
+    if isinstance(gold, int) and gold < 0:
+        raise DataError(f"task {task.task_name}: a solved example has the gold answer {gold}; name a labelled split")
+
+
+def task_caveats(task: Any) -> list[str]:
+    """Return what makes the metrics of a task doubtful, from the requests that lm-eval has built.
+
+    Raises a `DataError` if lm-eval needs references and no document has a valid one.
+    """
+    requests: dict[int, list[Any]] = {}
+    for instance in task.instances:
+        requests.setdefault(instance.doc_id, []).append(instance)
+    documents = {doc_id: members[0].doc for doc_id, members in requests.items()}
+    caveats = [*_reference_caveats(task, documents)]
+    if task.OUTPUT_TYPE == "multiple_choice":
+        empty = [doc_id for doc_id, doc in documents.items() if "" in task.doc_to_choice(doc)]
+        caveats += _of_documents(empty, len(documents), "a choice is empty")
+    first = {doc_id: members[0].args[0] for doc_id, members in requests.items()}
+    without_prompt = [doc_id for doc_id, context in first.items() if not context.strip()]
+    # The prompt of all documents may be empty, as in BLiMP, where only the choices differ
+    if len(without_prompt) < len(documents):
+        what = "the text is empty" if task.OUTPUT_TYPE == "loglikelihood_rolling" else "the prompt is empty"
+        caveats += _of_documents(without_prompt, len(documents), what)
+    texts = (tuple(_texts(members)) for members in requests.values())
+    return [*caveats, *repeated_prompts(texts)]
+
+
+def _texts(instances: Iterable[Any]) -> Iterator[str]:
+    for instance in instances:
+        yield from (part for part in instance.args if isinstance(part, str))
+
+
+def _reference_caveats(task: Any, documents: Mapping[int, Any]) -> list[str]:
+    problems = {}
+    for doc_id, doc in documents.items():
+        if (problem := _reference_problem(task, doc_id, doc)) is not None:
+            problems[doc_id] = problem
+    if not problems:
+        return []
+    doc_id, first = next(iter(problems.items()))
+    unanswerable = [problem for problem in problems.values() if not problem.is_answerable]
+    if len(unanswerable) == len(documents):
+        raise DataError(
+            f"task {task.task_name}: no document has a valid reference, document {doc_id} for one: {first.text}; "
+            "correct the documents, or doc_to_target in the task file"
+        )
+    return _of_documents([*problems], len(documents), first.text)
+
+
+def _reference_problem(task: Any, doc_id: int, doc: Any) -> ReferenceProblem | None:
+    """Return why a document's reference is not valid; None if it is, or if the task's own metrics read it.
+
+    A gold answer of a type that lm-eval fails on is a `DataError`.
+    """
+    if not reads_references(task):
+        return None
+    gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
+    golds = gold if isinstance(gold, list) else [gold]
+    shown = printable(repr(gold))[:_SHOWN]
+    has_choices = task.OUTPUT_TYPE in ("multiple_choice", "generate_until") and task.config.doc_to_choice is not None
+    if has_choices:
+        choices = task.doc_to_choice(doc)
+        # lm-eval reads the first document's to find out whether there are several
+        are_several = isinstance(gold, list)
+        texts_are_read = task.OUTPUT_TYPE == "multiple_choice" and not are_several
+        read = (int, str) if texts_are_read else int
+        are_read = all(isinstance(answer, read) for answer in golds)
+        if not are_read or are_several != bool(task.multiple_target):
+            raise DataError(
+                f"{task.task_name} document {doc_id}: gold answer {shown} is not the number of a choice, or is a list "
+                "unlike the first document's"
+            )
+        is_answerable = any(_is_choice(answer, choices) for answer in golds)
+        if is_answerable and not any(_is_beyond(answer, choices) for answer in golds):
+            return None
+        return ReferenceProblem(f"gold answer {shown} is not one of the {len(choices)} choices", is_answerable)
+    is_empty = all(answer in (None, "") for answer in golds)
+    if is_empty and task.OUTPUT_TYPE != "loglikelihood_rolling":
+        return ReferenceProblem(f"the reference is {shown}", is_answerable=False)
+    return None
+
+
+def _is_choice(gold: int | str, choices: Sequence[str]) -> bool:
+    """Whether a gold answer is the index or the text of a choice, as lm-eval reads it."""
+    if isinstance(gold, str):
+        return gold in choices
+    return gold in range(len(choices))
+
+
+def _is_beyond(gold: int | str, choices: Sequence[str]) -> bool:
+    """Whether one of several gold answers is no choice; a negative index fills a list of fixed length."""
+    is_padding = isinstance(gold, int) and gold < 0
+    return not is_padding and not _is_choice(gold, choices)
+
+
+def _of_documents(doc_ids: Sequence[int], total: int, what: str) -> list[str]:
+    if not doc_ids:
+        return []
+    return [f"{len(doc_ids):,} of {total:,} documents, document {doc_ids[0]} for one: {what}"]
+
+
+def listed_metrics(task: Any) -> list[str]:
+    """Return the metrics of a task file that lm-eval itself measures and names so."""
+    if not reads_references(task):
+        return []
+    return [entry["metric"] for entry in task.config.metric_list or () if not entry.get("hf_evaluate")]
+
+
+def logged_caveats(warnings: Iterable[logging.LogRecord]) -> Iterator[tuple[str, str]]:
+    """Yield lm-eval's warnings about results: the task or group, otherwise "lm-eval", and one text for each kind.
+
+    Gold answers that are no choice are left out, since `task_caveats` has the number of their documents.
+    """
+    texts: dict[tuple[str, str], list[str]] = {}
+    for record in warnings:
+        name, text = _named(printable(record.getMessage()))
+        if not text.startswith(_GOLD_WARNING):
+            kind = name, f"{record.pathname}:{record.lineno}"
+            texts.setdefault(kind, []).append(text)
+    for (name, _), members in texts.items():
+        distinct = list(dict.fromkeys(members))
+        shown = "; ".join(text[:_LONGEST_WARNING] for text in distinct[:_MOST_WARNINGS])
+        more = len(distinct) - _MOST_WARNINGS
+        yield name, f"lm-eval: {shown}" + f"; and {more:,} more" * (more > 0)
+
+
+def _named(warning: str) -> tuple[str, str]:
+    """Return the task or group that a warning begins with, and the rest of its text."""
+    match = _NAME.match(warning)
+    if match is None:
+        return "lm-eval", warning
+    return match["group"] or match["task"], warning[match.end() :]
