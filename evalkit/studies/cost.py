@@ -62,13 +62,19 @@ def generate(model: Any, ids: torch.Tensor, new: int) -> tuple[float, float, int
     output = model(input_ids=ids, use_cache=True, **last)
     token = output.logits[:, -1:].argmax(-1)
     first, cache = now(ids.device), getattr(output, "past_key_values", None)
-    states = [state for layer in getattr(cache, "layers", ()) for state in vars(layer).values()]
-    if not (size := sum(state.nbytes for state in states if isinstance(state, torch.Tensor))):
+    if not (size := sum(_state_bytes(vars(layer)) for layer in getattr(cache, "layers", ()))):
         raise CheckpointError(f"{type(model).__name__} has no key-value cache, whose cost could be measured")
     between = now(ids.device)
     for _ in range(new):
         token = model(input_ids=token, past_key_values=cache, use_cache=True, **last).logits[:, -1:].argmax(-1)
     return first - started, (now(ids.device) - between) / new, size
+
+
+def _state_bytes(stored: Any) -> int:
+    """Return the bytes of keys, values and states in what a cache stores; integers are its bookkeeping."""
+    if isinstance(stored, Mapping):
+        return sum(map(_state_bytes, stored.values()))
+    return stored.nbytes if isinstance(stored, torch.Tensor) and stored.is_floating_point() else 0
 
 
 def floors(
@@ -201,13 +207,15 @@ def cost_report(timings: pd.DataFrame, layers: pd.DataFrame) -> Report:
     records, by_layer, first = summarised(timings), layers.to_dict("records"), timings["checkpoint"].iloc[0]
     operations, read = (fixed(timings[name].median() / 1e9, 1) for name in ("operations", "read"))
     notes = (
-        "prefill: to the first new token; decode: each further one; peak: weights and all tensors; cache: keys, values",
+        "prefill: to the first new token; decode: each further one; peak: weights and all tensors; cache: keys, values "
+        "and states",
         f"medians of {timings['round'].nunique()} rounds in which checkpoints take turns; × as fast as {first}: mean "
         "ratio of the rounds; from, to: its 95 % interval over rounds, which covers the machine's noise",
         f"of floor: time of the arithmetic at the rates of each round ({operations} GFLOP/s of matrix products, {read} "
         f"GB/s read, {torch.get_num_threads()} threads) over the time taken",
         f"outlier: over {OUTLIER:g} standard deviations from the layer's mean; kurtosis: 3 if normal; sinks: heads "
-        "with a mean share above 0.3 on the first token; near zero: |weights| below 1 % of the largest of their row",
+        "with a mean share above 0.3 on the first token; near zero: mean over tokens of the share of their |weights| "
+        "below 1 % of the largest",
     )
     tables = _table("rates", records, _KEYS, _RATES), _table("layers", by_layer, ["checkpoint", "layer"], _LAYERS)
     content = {"rates": records, "layers": by_layer, "rounds": timings.to_dict("records"), "notes": notes}

@@ -111,6 +111,30 @@ def test_floors_count_the_keys_in_windows_only(tokens: int) -> None:
     assert read[1] - read[0] == pytest.approx(caches[0] - caches[1], rel=0.05)
 
 
+def small_model(kind: str, layers: list[str], **more: int) -> AutoModelForCausalLM:
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=len(layers),
+        layer_types=layers,
+        **more,
+    )
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def test_the_cache_is_keys_values_and_states() -> None:
+    """In float32: 100 keys and values of a full layer and 31 of a window of 32; a convolution's last 3 inputs."""
+    a_key = 2 * 8 * 4  # two heads of 8 numbers of 4 bytes
+    sliding = small_model("gemma3_text", ["sliding_attention", "full_attention"], head_dim=8, sliding_window=32)
+    assert generate(sliding, torch.arange(100)[None] % 64, 1)[2] == 2 * a_key * (100 + 31) == 16_768
+    hybrid = small_model("lfm2", ["conv", "full_attention"], conv_L_cache=3)
+    assert generate(hybrid, torch.arange(20)[None], 1)[2] == 2 * a_key * 20 + 32 * 3 * 4 == 2_944
+
+
 def test_times_end_when_the_device_of_the_model_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever device is the current one."""
     waited = list[str]()

@@ -100,6 +100,17 @@ def test_documents_that_another_run_decides_otherwise(evalkit: Command, finished
         assert all([run["right"] for run in document["runs"]] == [before, after] for document in documents)
 
 
+@pytest.mark.parametrize("rule", ["ppl", "acc_norm", "acc"])
+def test_one_average_is_printed_and_lm_evals_acc_beside_it(evalkit: Command, finished: Run, rule: str) -> None:
+    """Of other rules nothing without --detail, which prints the averages under all of them."""
+    short, full = (evalkit("rescore", finished.folder, "--rule", rule, *more).out for more in ((), ("--detail",)))
+    average = finished.results("acc").average
+    beside = f"average by acc, lm-eval's rule: {100 * average.value:.1f} ± {100 * average.stderr:.1f}; report {rule}"
+    assert (beside in short, beside in full) == (rule != "acc",) * 2
+    assert "other rule" not in short and "ppl_continuation" not in short
+    assert "ppl_continuation_end" in full and "--detail" in short
+
+
 def test_one_document(evalkit: Command, finished: Run) -> None:
     [run] = json.loads(evalkit("show", finished.folder, "--document", "arc_easy/2", "--format", "json").out)["runs"]
     rows = finished.scores.query("task == 'arc_easy' and doc_id == 2")

@@ -133,6 +133,7 @@ def test_what_is_no_score_of_the_published_documents_is_named_so(
     results = {result["evaluation_name"]: result for result in content["evaluation_results"]}
     assert results["mmlu"]["source_data"]["dataset_name"] == "mmlu (not the official examples)"
     assert results["piqa"]["source_data"]["hf_repo"]
+    assert results["piqa"]["source_data"]["samples_number"] == 1838
     for result in results.values():
         assert "context stretched" in result["generation_config"]["additional_details"]["context_extension"]
 

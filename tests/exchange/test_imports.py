@@ -264,7 +264,7 @@ def test_a_log_whose_documents_were_shuffled(
     )
     for rule in RULES:
         assert same(straight, run, rule) == len(PAIRS)
-        assert run.results(rule).average.accuracy == straight.results(rule).average.accuracy
+        assert run.results(rule).average.value == straight.results(rule).average.value
     shown = [{m["metric"]: m["value"] for m in each.stored["tasks"][0]["metrics"]} for each in (run, straight)]
     assert shown[0] == shown[1]
     [caveat] = run.manifest["caveats"]["shuffled"]

@@ -69,9 +69,9 @@ _INFOS = [
                 f"weight on BOS of each token after the first, to position {MOST_POSITIONS}", of_tokens=True),
     *(info for name in CATEGORIES for info in (
         MeasureInfo(f"mass_{name}", MASS, f"Weight on tokens: {name}",
-                    f"weight of the continuation's tokens on category {name}", unsigned=f"mass_abs_{name}"),
+                    f"weight on category {name}, mean over the continuation's tokens", unsigned=f"mass_abs_{name}"),
         MeasureInfo(f"mass_abs_{name}", MASS, f"Share of |weights| on tokens: {name}",
-                    f"share of the continuation's |weights| on category {name}", _SHARE),
+                    f"share of |weights| on category {name}, mean over the continuation's tokens", _SHARE),
     )),
     MeasureInfo("entropy", "entropy", "Entropy of |weights|", "entropy of |weights|, last continuation token, in nats",
                 None, True, unit="nats"),
@@ -91,8 +91,8 @@ _INFOS = [
                 _SHARE),
     MeasureInfo("distance", "distance", "Mean distance", "mean distance of |weights|, of tokens after the first, in "
                 "tokens", unit="tokens"),
-    MeasureInfo("sparsity", "sparsity", "Weights near zero", f"share of |weights| below {SPARSE_SHARE} of their row's "
-                "largest, of tokens after the first", _SHARE),
+    MeasureInfo("sparsity", "sparsity", "Weights near zero", "mean over tokens after the first of the share of "
+                f"their |weights| below {SPARSE_SHARE} of the largest", _SHARE),
     MeasureInfo("similarity", "similarity", "Similarity of heads", "mean cosine between a head's map and the layer's "
                 "others", unit="cosine"),
     MeasureInfo("rank", RANK, "Effective rank",

@@ -23,7 +23,6 @@ from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
 from evalkit.data.requests import MOST_TOKENS, is_macro, request_tasks
 from evalkit.errors import UsageError
-from evalkit.escape import counted
 from evalkit.models.context.extension import Extension
 from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
@@ -33,15 +32,19 @@ from evalkit.runs.accuracies import (
     Results,
     TaskResult,
     available_outcomes,
+    available_rules,
     average_of,
     better_forms,
     rule_beside,
     summarise_all,
+    with_choices,
 )
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import RULES, all_rules, distinct, find_rule, invalid_rules, why_unusable
 from evalkit.runs.score_table import MARGIN, outcome_of
 from evalkit.runs.traits import caveats, computation_notes, is_imported, mark_notes, origin_notes, unofficial
+
+_LM_EVAL_RULE = "acc"
 
 
 def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
@@ -62,16 +65,13 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
         ]
         details.append(simple_table(task, [label_of(task).full, "n", "acc. %", "± SE"], rows))
     sources = {kind: manifest[kind] for kind in ("documents", "examples") if kind in manifest}
-    by_rule = summarise_all(run.scores, manifest)
-    by_rule = {name: by_rule[name] for name in distinct([*by_rule], results.rule)}
-    others, notes = [other.average.value for name, other in by_rule.items() if name != results.rule], list[str]()
+    notes = list(_lm_eval_beside(run, results))
     if detail:
+        by_rule = summarise_all(run.scores, manifest)
+        by_rule = {name: by_rule[name] for name in distinct([*by_rule], results.rule)}
         details += [rules_table(by_rule, run.scores, manifest, results.rule), outcomes_table(run, results.rule)]
     else:
-        if others:
-            spread = f"{percent(min(others))} to {percent(max(others))}" if len(others) > 1 else percent(others[0])
-            about = f"average under {counted(len(others), 'other rule')}: {spread}"
-            notes.append(f"{about}; --detail prints them, and outcomes")
+        notes.append("--detail prints the averages under every rule, and outcomes")
         unusable = (why_unusable(other, run.scores) for other in all_rules() if other.name not in RULES)
         notes += [*filter(None, unusable), *invalid_rules()]
     content = about_run(run, seconds) | sources | results.to_json()
@@ -88,6 +88,16 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
         content=content,
         records=list(_records(results, manifest, detail)),
     )
+
+
+def _lm_eval_beside(run: Run, results: Results) -> Iterator[str]:
+    """Yield the average by lm-eval's rule beside that of another rule, and when to report which."""
+    rule = results.rule
+    if rule != _LM_EVAL_RULE and _LM_EVAL_RULE in available_rules(with_choices(run.scores)):
+        average = run.results(_LM_EVAL_RULE).average
+        shown = f"{percent(average.value)} {plus_minus(average.stderr)}"
+        when = f"report {rule} beside numbers of this protocol, {_LM_EVAL_RULE} beside lm-eval's of the same prompts"
+        yield f"average by {_LM_EVAL_RULE}, lm-eval's rule: {shown}; {when}"
 
 
 def _forms_table(

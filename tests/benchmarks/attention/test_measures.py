@@ -11,7 +11,7 @@ import torch
 
 from evalkit.benchmarks.attention.attention_calls import MapBlocks, WholeMap
 from evalkit.benchmarks.attention.documents import Reading
-from evalkit.benchmarks.attention.groups import CATEGORIES, GROUPS
+from evalkit.benchmarks.attention.groups import CATEGORIES, GROUPS, MEASURES
 from evalkit.benchmarks.attention.map_blocks import MapReader
 from evalkit.benchmarks.attention.measures import measures_of, shifted_entropy
 from tests.benchmarks.attention import plainly
@@ -120,6 +120,13 @@ def test_random_signs_lift_the_papers_entropy_to_that_of_a_uniform_row() -> None
     assert math.log(200) - lifted.mean() < 0.05
     # Without signs the shift changes little: it subtracts the smallest weight, which is nearly 0
     assert shifted_entropy(weights).mean() == pytest.approx(unsigned.mean(), abs=0.01)
+
+
+def test_sparsity_is_a_mean_over_tokens() -> None:
+    """Half of the second token's weights and a third of the third's, as its description says; not 2 of all 5."""
+    maps = np.array([[[1.0, 0, 0], [1, 0, 0], [1, 1, 0]]])
+    assert measured(maps, readers=[], last=2)["sparsity"] == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert MEASURES["sparsity"].words.startswith("mean over tokens after the first of the share")
 
 
 def test_degenerate_maps() -> None:
