@@ -31,7 +31,7 @@ COMMANDS = {
     "run --model CKPT nix-*": ["nix-*"],
     "run CKPT --model CKPT": ["given twice"],
     "run --model a --model b": ["--model", "a, b"],
-    "longbench --format latex rescore x": ["longbench"],
+    "longbench --format latex rescore x": ["longbench rescore"],
     "compare a b --margin=-1": ["--margin", "-1"],
     "compare --curve a b --margin 1": ["--margin", "--curve"],
     "compare --curve a b --pair-seeds": ["--pair-seeds", "--curve"],

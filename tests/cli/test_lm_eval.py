@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.cli.lm_eval import MODELS, OPTIONS, with_model_args, with_task_files
+from evalkit.cli.lm_eval import OPTIONS, with_model_args, with_task_files
 from evalkit.cli.root import cli
 from evalkit.data import TASKS
 from evalkit.data.requests import request_tasks
@@ -32,18 +32,13 @@ from tests.cli.conftest import Command, complains
         (["--model", "vllm", "--model_args", "pretrained=org/name"], "vllm: is not a checkpoint"),
         (["--model", "openai-completions"], "is not a checkpoint"),
         (["gguf"], ".gguf file"),
+        (["sglang-generate", "demo"], "sglang-generate: is not a checkpoint"),
         (["--model_args", "pretrained=a,parallelize=True"], "--device-map auto"),
         (["--model_args", '{"pretrained": '], "JSON"),
     ],
 )
 def test_a_habit_gets_one_line(words: list[str], noun: str, evalkit: Command) -> None:
     complains(evalkit("run", *words), 2, noun)
-
-
-def test_lm_evals_models_are_those_of_its_registry() -> None:
-    from lm_eval.models import MODEL_MAPPING
-
-    assert set(MODELS) == set(MODEL_MAPPING)
 
 
 def test_forms_of_lm_evals_command(evalkit: Command, checkpoint: Path, documents: Path) -> None:
