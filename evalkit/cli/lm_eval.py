@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def in_long_form(given: Sequence[str]) -> list[str]:
     end = given.index("--") if "--" in given else len(given)
     words = [_SHORT.get(word, word) for word in given[:end]]
     options = [_option(word) for word in words]
-    models = [value for option, value in zip(options, [*words[1:], ""], strict=True) if option == "--model"]
+    models = [value for word, value in pairwise(words) if word == "--model"]
     models += [word.partition("=")[2] for word in words if word.startswith("--model=")]
     if "--model-args" not in options and not set(models) & {*_HF}:
         return [*words, *given[end:]]

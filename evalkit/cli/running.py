@@ -68,6 +68,7 @@ def checkpoints_of(given: Sequence[str], model: str | None) -> tuple[str, ...]:
     from evalkit.models.loading.files import is_pattern, matching
 
     if given and model is not None and is_typed("model"):
+        check_is_checkpoint(model)
         raise UsageError(f"the checkpoint is given twice, as {given[0]} and as --model {model}; give it once")
     if not given and model is None:
         command = click.get_current_context().command_path
