@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +61,6 @@ _SHORT = {
 _SEVERAL = ("--tasks", "--model-args")
 """Options that lm-eval gives all following words, and that may be given again."""
 _HF = ("hf", "hf-auto", "huggingface")
-MODELS = (
-    *_HF, "anthropic-chat", "anthropic-chat-completions", "anthropic-completions", "dummy", "ggml", "gguf", "habana",
-    "hf-audiolm-qwen", "hf-mistral3", "hf-multimodal", "ipex", "litellm", "litellm-chat", "litellm-chat-completions",
-    "local-chat-completions", "local-completions", "mamba_ssm", "megatron_lm", "nemo_lm", "neuronx", "onnxruntime",
-    "onnxruntime-genai", "openai-chat-completions", "openai-completions", "openvino", "sglang", "sglang-generate",
-    "steered", "textsynth", "trtllm", "vllm", "vllm-vlm", "watsonx_llm", "winml",
-)  # fmt: skip
-"""Values of lm-eval's `--model`: programs and services that compute, none of them a checkpoint."""
 _ARGUMENTS = {
     "pretrained": "model", "revision": "revision", "tokenizer": "tokenizer", "dtype": "dtype", "device": "device",
     "attn_implementation": "attention", "max_length": "context",
@@ -99,9 +92,9 @@ def in_long_form(given: Sequence[str]) -> list[str]:
     end = given.index("--") if "--" in given else len(given)
     words = [_SHORT.get(word, word) for word in given[:end]]
     options = [_option(word) for word in words]
-    models = [value for option, value in zip(options, [*words[1:], ""], strict=True) if option == "--model"]
+    models = [value for word, value in pairwise(words) if word == "--model"]
     models += [word.partition("=")[2] for word in words if word.startswith("--model=")]
-    if "--model-args" not in options and not set(models) & {*MODELS}:
+    if "--model-args" not in options and not set(models) & {*_HF}:
         return [*words, *given[end:]]
     gathered: dict[str, list[str]] = {option: [] for option in _SEVERAL}
     others: list[str] = []
@@ -133,8 +126,12 @@ def advice(option: str) -> str | None:
 
 
 def check_is_checkpoint(name: str) -> None:
-    """Raise a `UsageError` for a value of lm-eval's `--model` that is no folder or file here."""
-    if name not in MODELS or Path(name).exists():
+    """Raise a `UsageError` for a value of lm-eval's `--model`, a program or service, that is no folder or file here."""
+    if "/" in name or Path(name).exists():
+        return
+    from evalkit.compatibility.lm_eval import model_names
+
+    if name not in model_names():
         return
     if name in _HF:
         raise UsageError(f"--model {name}: is lm-eval's; name the checkpoint: --model CKPT")

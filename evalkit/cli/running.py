@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -69,6 +68,7 @@ def checkpoints_of(given: Sequence[str], model: str | None) -> tuple[str, ...]:
     from evalkit.models.loading.files import is_pattern, matching
 
     if given and model is not None and is_typed("model"):
+        check_is_checkpoint(model)
         raise UsageError(f"the checkpoint is given twice, as {given[0]} and as --model {model}; give it once")
     if not given and model is None:
         command = click.get_current_context().command_path
@@ -77,7 +77,10 @@ def checkpoints_of(given: Sequence[str], model: str | None) -> tuple[str, ...]:
             f"{command} --help"
         )
     checkpoints: list[str] = []
+    parent = click.get_current_context().parent
     for name in given or [model or ""]:
+        if parent and name in getattr(parent.command, "commands", {}) and not Path(name).exists():
+            raise UsageError(f"{name} is a command, which is written first: {parent.command_path} {name}")
         check_is_checkpoint(name)
         if is_pattern(name) and not matching(name):
             raise UsageError(f"{name}: no folder and no .gguf file matches")
@@ -241,7 +244,7 @@ def evaluate(
     workers: Workers | None = None,
     show: Callable[[Run, str], Report] | None = None,
     draw: Callable[[Sequence[Run]], None] | None = None,
-    of_one: Mapping[str, Any] = MappingProxyType({}),
+    of_one: Mapping[str, Any] | None = None,
 ) -> int:
     """Run a benchmark on checkpoints and print its report, of several a line each; of a dry run, what it would take.
 
@@ -258,7 +261,7 @@ def evaluate(
         printer(dry_run(models, options))
         return 0
     if len(models) > 1:
-        if given := [name for name, value in {"name": options.get("name"), **of_one}.items() if value]:
+        if given := [name for name, value in {"name": options.get("name"), **(of_one or {})}.items() if value]:
             raise UsageError(f"{flag(given[0])}: is for one checkpoint, not several")
         return _evaluate_several(models, options, printer, workers, draw)
     from evalkit.benchmarks.registry import benchmark_of

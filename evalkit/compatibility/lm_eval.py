@@ -6,7 +6,7 @@ are public. lm-eval is imported when a function is called, so that its callers c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -25,6 +25,13 @@ class CatalogueEntry(NamedTuple):
     """Path of the task file, relative to the indexed folder; None for a tag."""
     tags: list[str]
     """Tasks of a tag."""
+
+
+def model_names() -> Collection[str]:
+    """Return the values of lm-eval's `--model`."""
+    from lm_eval.models import MODEL_MAPPING
+
+    return MODEL_MAPPING.keys()
 
 
 def task_configs(manager: Any, name: str) -> dict[str, dict[str, Any]]:

@@ -31,7 +31,7 @@ COMMANDS = {
     "run --model CKPT nix-*": ["nix-*"],
     "run CKPT --model CKPT": ["given twice"],
     "run --model a --model b": ["--model", "a, b"],
-    "longbench --format latex rescore x": ["longbench"],
+    "longbench --format latex rescore x": ["longbench rescore"],
     "compare a b --from c --from d --margin 1": ["--from", "the one that it was changed from"],
     "compare a b --given c": ["--given", "--sample"],
     "compare a b --margin=-1": ["--margin", "-1"],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.cli.lm_eval import MODELS, OPTIONS, with_model_args, with_task_files
+from evalkit.cli.lm_eval import OPTIONS, with_model_args, with_task_files
 from evalkit.cli.root import cli
 from evalkit.data import TASKS
 from evalkit.data.requests import request_tasks
@@ -23,6 +23,8 @@ from tests.cli.conftest import Command, complains
         (["--write_out"], "--show-prompts"),
         (["--limit", "0.1"], "0.1"),
         (["--model", "hf"], "--model CKPT"),
+        ([], "--model"),
+        (["--tasks"], "--tasks"),
         (["-b", "8"], "--token-budget"),
         (["-x"], "--predict-only"),
         (["--hf_hub_log_args", "hub_results_org=me"], "evalkit export"),
@@ -30,20 +32,15 @@ from tests.cli.conftest import Command, complains
         (["--batch", "8"], "--token-budget"),
         (["--seed", "0,1234,1234,1234"], "random sample"),
         (["--model", "vllm", "--model_args", "pretrained=org/name"], "vllm: is not a checkpoint"),
-        (["--model", "openai-completions"], "is not a checkpoint"),
+        (["--model", "openai-completions", "--tasks", "piqa", "boolq"], "openai-completions: is not a checkpoint"),
         (["gguf"], ".gguf file"),
+        (["sglang-generate", "demo"], "sglang-generate: is not a checkpoint"),
         (["--model_args", "pretrained=a,parallelize=True"], "--device-map auto"),
         (["--model_args", '{"pretrained": '], "JSON"),
     ],
 )
 def test_a_habit_gets_one_line(words: list[str], noun: str, evalkit: Command) -> None:
     complains(evalkit("run", *words), 2, noun)
-
-
-def test_lm_evals_models_are_those_of_its_registry() -> None:
-    from lm_eval.models import MODEL_MAPPING
-
-    assert set(MODELS) == set(MODEL_MAPPING)
 
 
 def test_forms_of_lm_evals_command(evalkit: Command, checkpoint: Path, documents: Path) -> None:

@@ -137,11 +137,9 @@ class GivenReading:
         if self.variant == INTEGRAL and "num_signals" not in settings:
             raise UsageError("integral attention has a number of signals in each head; give --signals")
         count = config["num_hidden_layers"]
-        written = self.layers or "all"
-        which: str | list[int] = written
-        if re.fullmatch(r"\d+(,\d+)*", written):
-            which = [int(number) for number in written.split(",")]
-        layers = upto_last(settings, layers_of(which, count), count)
+        which = self.layers or "all"
+        numbers = [int(number) for number in which.split(",")] if re.fullmatch(r"\d+(,\d+)*", which) else None
+        layers = upto_last(settings, layers_of(numbers or which, count), count)
         return kept | settings | {"attention_variant": self.variant, "variant_layers": layers}
 
     def differential_keys(self) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def test_a_text_is_read_in_windows(
 
 
 def test_impossible_settings(checkpoint: Path) -> None:
-    for options, noun in (({"layers": "-1,x"}, "--layers -1,x"), ({"text": "a.txt", "tasks": "piqa"}, "--tasks")):
+    for options, noun in (({"layers": "-1,x"}, "--layers is .x."), ({"text": "a.txt", "tasks": "piqa"}, "--tasks")):
         with pytest.raises(UsageError, match=noun):
             plan_of(checkpoint, **options)
 
