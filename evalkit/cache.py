@@ -14,8 +14,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,12 @@ MOST_BYTES = 20 * 2**30
 _RECENT = 24 * 3600.0
 """Seconds after its last use in which a value is kept, since another process may be reading it."""
 _MAX_VALUE_BYTES = 2**29
+_ONLY_STORED = ContextVar("only stored", default=False)
 _SEAL = hashlib.sha256().digest_size
+
+
+class NotStored(Exception):
+    """The cache does not have a value, and it is not to be made."""
 
 
 def cache_dir() -> Path:
@@ -54,6 +60,25 @@ def read_cached(kind: str, key: str) -> Any:
 
 def write_cached(kind: str, key: str, content: Any) -> None:
     write_cached_bytes(kind, key, json.dumps(content, indent=1).encode())
+
+
+@contextmanager
+def only_stored() -> Iterator[None]:
+    """Let `stored` raise `NotStored` within the block in place of making a value."""
+    token = _ONLY_STORED.set(True)
+    try:
+        yield
+    finally:
+        _ONLY_STORED.reset(token)
+
+
+def stored(kind: str, key: str, make: Callable[[], Any]) -> Any:
+    """Return plain data from the cache; if it has none under the key, make and store it."""
+    if (content := read_cached(kind, key)) is None:
+        if _ONLY_STORED.get():
+            raise NotStored
+        write_cached(kind, key, content := make())
+    return content
 
 
 def read_cached_bytes(kind: str, key: str) -> memoryview | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
@@ -150,16 +150,19 @@ class OpenRun:
         keys = {key for _, of_part in parts for key in of_part}
         missing = {key for key in keys if key not in self.finished}
         for run in runs_of_other_documents(self.plan.folder, self.plan.manifest) if missing else ():
+            steps = self._common_steps(run)
+            if not (steps or self._is_precise):
+                continue
             journal = Journal(run.folder / JOURNAL, run.manifest["id"], self._kind.row, self._say, is_ours=False)
             try:
                 rows = FinishedRows(journal, self._kind.key)
             except RunError:  # damaged, or of an earlier version
                 continue
-            same = keys if self._is_precise else self._computed_alike(run, rows, parts)
+            whole = [of_part for step, of_part in parts if step < steps and all(key in rows for key in of_part)]
+            same = keys if self._is_precise else set().union(*whole)
             if taken := {key for key in missing & same if key in rows}:
-                self._say(
-                    f"{len(taken):,} of {len(keys):,} documents have scores in {run.folder.name}, which are reused"
-                )
+                share = f"{len(taken):,} of {len(keys):,} documents"
+                self._say(f"{share} have scores in {run.folder.name}, which are reused")
                 self._take(run, rows, taken)
             missing -= taken
 
@@ -171,16 +174,14 @@ class OpenRun:
         torch = sys.modules.get("torch")  # imported by a caller, who may have chosen a faster format for products
         return is_float32 and (torch is None or torch.get_float32_matmul_precision() == "highest")
 
-    def _computed_alike(self, run: Run, rows: FinishedRows, parts: Sequence[tuple[int, set[Key]]]) -> set[Key]:
-        """Return the keys of the parts that another run has computed in the batches that this run plans."""
+    def _common_steps(self, run: Run) -> int:
+        """Return how many steps of the sample another run has in the same batches."""
         budget = self._stored("token_budget") or self.plan.request.token_budget
         if budget not in (None, run.manifest.get("token_budget")):
-            return set()
-        specifications = (self.plan.manifest["specification"], run.manifest["specification"])
-        own, other = (selection_of(specification).steps for specification in specifications)
-        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(own, other, strict=False)))
-        whole = [keys for step, keys in parts if step < shared and all(key in rows for key in keys)]
-        return set().union(*whole)
+            return 0
+        own, other = (selection_of(of.manifest["specification"]).steps for of in (self.plan, run))
+        equal = (step == same for step, same in zip(own, other, strict=False))
+        return sum(1 for _ in takewhile(bool, equal))
 
     def _take(self, run: Run, rows: FinishedRows, keys: set[Key]) -> None:
         # Before the rows: without a batch to compute no model is loaded, and with one the batches are planned alike

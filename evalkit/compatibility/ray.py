@@ -6,7 +6,6 @@ waits a minute and then prints the server's log. On a busy machine both are too 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,13 +13,12 @@ from typing import Any
 
 from evalkit.compatibility.names import replaced
 
-_PORT_SECONDS = "RAY_gcs_server_port_wait_time_s"
 _PAUSE = 0.2
 
 
 @contextmanager
 def patient_start(seconds: float) -> Iterator[None]:
-    """Let each step of Ray's start within the block take so many seconds, and start no dashboard."""
+    """Wait so many seconds for this machine's process if Ray starts it within the block; start no dashboard."""
     from ray._private import services
 
     def without(_: Any) -> Callable[..., tuple[None, None]]:
@@ -40,11 +38,5 @@ def patient_start(seconds: float) -> Iterator[None]:
 
         return found
 
-    given = os.environ.get(_PORT_SECONDS)
-    os.environ[_PORT_SECONDS] = given or f"{seconds:.0f}"
-    try:
-        with replaced(services, start_api_server=without, get_node=patient):
-            yield
-    finally:
-        if given is None:
-            del os.environ[_PORT_SECONDS]
+    with replaced(services, start_api_server=without, get_node=patient):
+        yield

@@ -17,6 +17,7 @@ from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.outcomes import Metric, headline_entries
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import remembering
+from evalkit.cache import NotStored, only_stored
 from evalkit.display import Say, clock
 from evalkit.errors import EvalkitError, RunError
 from evalkit.escape import counted
@@ -88,7 +89,10 @@ def _estimated(state: RunState, rates: Sequence[float]) -> RunState:
 def _state(study: Study, run: StudyRun, say: Say) -> RunState:
     if (record := record_of(study.output, run)) is None:
         try:
-            plan = plan_of(study, run, say)
+            with only_stored():
+                plan = plan_of(study, run, say)
+        except NotStored:  # the texts of its documents, which take long to make
+            return RunState(run)
         except EvalkitError as error:
             return RunState(run, state="not planned", reason=GONE if run.checkpoint.is_gone else str(error))
         count = parameter_count(plan.checkpoint)

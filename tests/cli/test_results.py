@@ -17,6 +17,8 @@ import pytest
 import yaml
 
 from evalkit.benchmarks.attention.groups import KINDS
+from evalkit.benchmarks.multiple_choice.questions import Question
+from evalkit.benchmarks.multiple_choice.templates import Template
 from evalkit.benchmarks.run import evaluate
 from evalkit.display import Progress
 from evalkit.runs.folder import Run
@@ -109,6 +111,35 @@ def test_one_average_is_printed_and_lm_evals_acc_beside_it(evalkit: Command, fin
     assert (beside in short, beside in full) == (rule != "acc",) * 2
     assert "other rule" not in short and "ppl_continuation" not in short
     assert "ppl_continuation_end" in full and "--detail" in short
+
+
+@pytest.fixture
+def rendered(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, int]]:
+    """The documents that are rendered: subtask and id."""
+    documents, pieces = set[tuple[str, int]](), Template.pieces
+
+    def rendering(template: Template, question: Question, *more: Any) -> Any:
+        documents.add((question.subtask, question.doc_id))
+        return pieces(template, question, *more)
+
+    monkeypatch.setattr(Template, "pieces", rendering)
+    return documents
+
+
+def test_only_what_is_shown_is_rendered(
+    evalkit: Command, finished: Run, second: Run, tmp_path: Path, rendered: set[tuple[str, int]]
+) -> None:
+    """A list has the beginnings of texts, without what all texts of a subtask begin with."""
+    for arguments in ((finished.folder, "--wrong"), (finished.folder, second.folder, "--won", "--rule", "acc")):
+        outcome = evalkit("show", *arguments, "--limit", 2, "--format", "json")
+        shown = {document["subtask"] for document in json.loads(outcome.out)["documents"]}
+        assert shown and {subtask for subtask, _ in rendered} == shown
+        rendered.clear()
+    [*_, own] = json.loads(evalkit("show", finished.folder, "--document", "boolq/2", "--format", "json").out)["runs"]
+    assert own["run"] == finished.manifest["id"] and rendered == {("boolq", 2)}
+    rendered.clear()
+    page = ("report", finished.folder, second.folder, "--without-documents", "-o", tmp_path / "report.html")
+    assert evalkit(*page).code == 0 and len(rendered) == 1  # the example of how the runs were made
 
 
 def test_one_document(evalkit: Command, finished: Run) -> None:

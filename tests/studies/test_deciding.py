@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate("ab"):
         tiny_checkpoint(folder / name, seed=seed, window=256)
     lines = [
-        {"doc_id": number, "context": f"{number} apples and {number % 7} are", "continuation": f" {answer}",
+        {"doc_id": 2 * number + 1, "context": f"{number} apples and {number % 7} are", "continuation": f" {answer}",
          "idx": choice, "label": number % 2}
         for number in range(DOCUMENTS) for choice, answer in enumerate((f"{number}", "many"))
     ]  # fmt: skip
@@ -245,7 +245,7 @@ def test_a_decision_is_the_same_after_kills(folder: Path, tmp_path: Path, dtype:
 
 @pytest.mark.parametrize("dtype", fast(["bfloat16"], ["bfloat16", "float16"]))
 def test_a_rounded_decision_is_what_its_ids_say(folder: Path, tmp_path: Path, dtype: str) -> None:
-    """Each document is scored once, in the batches of a run that has all of them to score; under other texts, again."""
+    """Each document is scored once, in the batches of a run that has all of them to score."""
     more = {"dtype": dtype, "token_budget": 512}
     decided = decision(folder, tmp_path / "runs", margin=0.0, **more)
     looks = [look.sample for look in decided.steps]

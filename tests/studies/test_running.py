@@ -24,7 +24,7 @@ from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import JOURNAL, RESULTS, Run, load_run
 from evalkit.runs.writing import Owner, locked, read_owner
 from evalkit.studies import running as module
-from evalkit.studies.running import Job, Outcome, outcomes_report, plan_runs, run_here, run_study
+from evalkit.studies.running import Job, Outcome, outcomes_report, plan_of, plan_runs, run_here, run_study
 from evalkit.studies.status import RunState, states_of, status_report
 from evalkit.studies.study import Record, Study, finished_run_of, record_of, recorded_checkpoints, save_record
 from evalkit.studies.study_file import read_study
@@ -341,3 +341,14 @@ def test_without_records_runs_are_planned(small: Study) -> None:
     states = states_of(small, silent)
     assert [state.state for state in states] == ["finished", "finished", "not planned"]
     assert "config.json" in states[2].reason and not (small.output / ".studies").exists()
+
+
+def test_no_texts_are_made_for_the_state_of_runs(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of RULER take long; without them no run has begun."""
+    monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))
+    content = read_study(write_study(study, {"vanilla": "vanilla"}, {"zs": ZS, "needle": NEEDLE | {"repeats": 2}}))
+    assert [state.state for state in states_of(content, silent)] == ["finished", "missing"]
+    assert not (tmp_path / "cache" / "ruler-samples").exists()
+    plan_of(content, content.runs[1], silent)
+    assert (tmp_path / "cache" / "ruler-samples").exists()
+    assert state(content, 1).state == "missing" and state(content, 1).id

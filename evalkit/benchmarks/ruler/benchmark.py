@@ -35,7 +35,7 @@ from evalkit.benchmarks.ruler import results
 from evalkit.benchmarks.ruler.data import CHOICES, TASKS, WHEELS, RulerData, RulerTask
 from evalkit.benchmarks.ruler.results import BITS, CHOICE, ERRORS, SCORE, VALUE
 from evalkit.benchmarks.ruler.samples import CannotBuild, Sample, numbered, samples
-from evalkit.cache import read_cached, source_digest, write_cached
+from evalkit.cache import source_digest, stored
 from evalkit.display import Say
 from evalkit.errors import DataError, ScoringError, UnknownNameError, UsageError
 from evalkit.inputs.settings import setting
@@ -232,9 +232,7 @@ class Ruler(GeneratedBenchmark):
 
 def cached_documents(key: Sequence[Any], make: Callable[[], list[RulerDocument] | str]) -> list[RulerDocument]:
     """Return documents from evalkit's cache, or make them. Raises `CannotBuild` if there is a reason instead."""
-    name = json.dumps([*key, source_digest("benchmarks/ruler")])
-    if (content := read_cached("ruler-samples", name)) is None:
-        write_cached("ruler-samples", name, content := make())
+    content = stored("ruler-samples", json.dumps([*key, source_digest("benchmarks/ruler")]), make)
     if isinstance(content, str):
         raise CannotBuild(content)
     return [RulerDocument(*fields) for fields in content]

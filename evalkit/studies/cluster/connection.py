@@ -25,6 +25,7 @@ INSTALL = "pip install 'evalkit-checkpoints[ray]'"
 _ATTEMPT = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 _ATTEMPTS, _ANSWER_SECONDS = "5", 30.0
 """Failed requests after which Ray gives up, about a second each, and seconds in which a cluster must answer."""
+_PORT_SECONDS = "RAY_gcs_server_port_wait_time_s"
 _START_SECONDS = 300.0
 """Seconds for each step of the start of a cluster on this machine."""
 _STORE = 256 << 20
@@ -73,7 +74,8 @@ def connected(address: str | None) -> Iterator[Any]:
 @contextmanager
 def _own_cluster(ray: Any) -> Iterator[None]:
     """Start a cluster on this machine; the environment is as before at the end of the block."""
-    before = {name: os.environ.get(name) for name in (_MODE, *_TOKEN_VARIABLES)}
+    before = {name: os.environ.get(name) for name in (_MODE, *_TOKEN_VARIABLES, _PORT_SECONDS)}
+    os.environ.setdefault(_PORT_SECONDS, f"{_START_SECONDS:.0f}")
     # Ray would write a token into the home folder, which clusters started later would then require
     if not any(before[name] for name in _TOKEN_VARIABLES) and not (Path.home() / _TOKEN_FILE).exists():
         os.environ[_TOKEN_VARIABLES[0]] = _TOKEN
