@@ -1,7 +1,8 @@
 """Load and validate the tokenizer of a checkpoint.
 
 In: a folder and the number of embedding rows. Out: a transformers tokenizer with character offsets, as its files
-describe it, whose ids fit the embedding; or a `CheckpointError`.
+describe it, whose ids fit the embedding, but for added tokens; or a `CheckpointError`. A text with an added token for
+which the embedding has no row is an error when it is scored.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from evalkit.compatibility.transformers import original_encoding, quiet, replace_encoding
 from evalkit.display import Say
-from evalkit.errors import CheckpointError, first_line, reading_as
+from evalkit.errors import CheckpointError, ScoringError, first_line, reading_as
 from evalkit.models.loading.checks import register_type
 from evalkit.models.loading.files import check_code, read_json, tokenizer_files
 from evalkit.models.loading.locate import silent
@@ -31,8 +35,8 @@ _SAMPLING = ("dropout", "alpha", "nbest_size")
 def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, say: Say = silent) -> Any:
     """Load the tokenizer in a folder, for an embedding with `rows`, and check that it is the one its files describe.
 
-    Raises `CheckpointError` if it is missing or unreadable, has no offsets, has ids past the embedding, loses text, or
-    encodes a text differently each time. So does each later encoding that fails in Rust.
+    Raises `CheckpointError` if it is missing or unreadable, has no offsets, has ids past the embedding beside added
+    tokens, loses text, or encodes a text differently each time. So does each later encoding that fails in Rust.
     """
     if not tokenizer_files(folder):
         raise CheckpointError(
@@ -99,7 +103,8 @@ def _check(folder: Path, tokenizer: Any, rows: int) -> None:
         raise CheckpointError(
             f"{folder}: {type(tokenizer).__name__} has no character offsets; save it as tokenizer.json"
         )
-    highest = _highest_id(tokenizer)
+    added = tokens_without_rows(tokenizer, rows).values()
+    highest = max((id for token, id in tokenizer.get_vocab().items() if token not in added), default=-1)
     if highest >= rows:
         raise CheckpointError(
             f"{folder}: the tokenizer has ids up to {highest}, but the model's embedding has {rows} rows; "
@@ -108,6 +113,22 @@ def _check(folder: Path, tokenizer: Any, rows: int) -> None:
     if not set(probe_ids(tokenizer)).difference({tokenizer.unk_token_id}):
         raise CheckpointError(
             f"{folder}: the tokenizer turns any text into nothing or unknown tokens; its files are damaged"
+        )
+
+
+def tokens_without_rows(tokenizer: Any, rows: int) -> dict[int, str]:
+    """Return id → added token of a tokenizer for which an embedding with `rows` has no row."""
+    return {id: token for token, id in tokenizer.get_added_vocab().items() if id >= rows}
+
+
+def refuse_tokens_without_rows(model: Any, label: str, tokens: NDArray[Any]) -> None:
+    """Raise a `ScoringError` if the token ids of a document, `label`, have one for which a loaded model has no row."""
+    names: dict[int, str] = getattr(model, "tokens_without_rows", {})
+    if names and len(places := np.flatnonzero(np.isin(tokens, [*names]))):
+        id = int(tokens[places[0]])
+        raise ScoringError(
+            f"{label}: its text has the token {names[id]!r} (id {id}), which the tokenizer adds, but for which the "
+            "model's embedding has no row; leave it out of the text, or resize the embedding"
         )
 
 
