@@ -135,9 +135,7 @@ def test_its_identity_is_that_of_its_checkpoint(family: Any, tied: bool, tmp_pat
     assert live.weights != saved.weights and (live.config, live.tokenizer) == (saved.config, saved.tokenizer)
 
 
-@pytest.mark.parametrize(
-    ("family", "output"), [("llama", "output_hidden_states"), ("mixtral", "output_router_logits")]
-)
+@pytest.mark.parametrize(("family", "output"), [("llama", "output_hidden_states"), ("mixtral", "output_router_logits")])
 def test_its_identity_does_not_change_when_outputs_are_captured(family: str, output: str, tmp_path: Path) -> None:
     """transformers keeps the hooks of such a call. The model is one of transformers, or part of another module."""
 
