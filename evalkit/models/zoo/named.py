@@ -26,7 +26,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from evalkit.display import Say, doing, imports
-from evalkit.errors import CheckpointError, UnknownNameError, UsageError, reading_as
+from evalkit.errors import CheckpointError, UnknownNameError, UsageError, reading_as, writing
 from evalkit.inputs.validated import FileSettings, Named, read_settings
 from evalkit.models.loading.files import copy_files, tokenizer_files
 from evalkit.models.loading.locate import DTYPES, silent, tokenizer_folder
@@ -167,9 +167,10 @@ def new_folder(output: Path) -> Iterator[Path]:
     try:
         # Left behind by a killed process
         shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        yield part
-        part.replace(output)
+        with writing(output):
+            part.mkdir(parents=True)
+            yield part
+            part.replace(output)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
