@@ -30,7 +30,6 @@ from typing import ClassVar
 
 from evalkit.escape import printable
 
-
 _NO_ROOM = ("ENOSPC", "EFBIG", "EDQUOT")
 
 
