@@ -7,8 +7,11 @@ which the embedding has no row is an error when it is scored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,11 @@ _PROBE = (
 )
 """Text that tokenizers split differently: digits, repeated spaces, apostrophes, scripts, a combining accent."""
 _REPEATS = 10
+_STEPS = re.compile(r'"(normalizer|pre_tokenizer|decoder)"\s*:\s*(?=\{)')
+_NESTED = ("normalizers", "pretokenizers", "decoders")
+_LONGEST = 256
+"""Most characters of a text in a step, and of what all steps make of such a text, or of a character."""
+_MOST_STARTS = 1000
 _SAMPLING = ("dropout", "alpha", "nbest_size")
 """Settings of BPE and Unigram models with which they split a word at random, a regularisation for training."""
 
@@ -36,13 +44,16 @@ def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, 
     """Load the tokenizer in a folder, for an embedding with `rows`, and check that it is the one its files describe.
 
     Raises `CheckpointError` if it is missing or unreadable, has no offsets, has ids past the embedding beside added
-    tokens, loses text, or encodes a text differently each time. So does each later encoding that fails in Rust.
+    tokens, loses text, makes texts far longer, or encodes a text differently each time. So does each later encoding
+    that fails in Rust.
     """
     if not tokenizer_files(folder):
         raise CheckpointError(
             f"{folder}: holds no tokenizer; copy its tokenizer.json there, or pass --tokenizer FOLDER|HUB-NAME"
         )
     with reading_as(folder, "a tokenizer", CheckpointError), quiet(), _panics_as_errors(folder):
+        for path in folder.glob("tokenizer*.json"):
+            _check_lengths(path)
         tokenizer = _auto_tokenizer(folder, trust_remote_code)
         disable_sampling(tokenizer)
         if len({tuple(probe_ids(tokenizer)) for _ in range(_REPEATS)}) > 1:
@@ -52,6 +63,53 @@ def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, 
         _check(folder, tokenizer, rows)
     replace_encoding(tokenizer, _encoded)
     return tokenizer
+
+
+def _check_lengths(path: Path) -> None:
+    """Raise a `CheckpointError` if steps of a tokenizer.json make a text far longer, from which Rust would not return.
+
+    Tried are what the steps replace, and its characters, on the steps of normalizer, pre-tokenizer and decoder.
+    """
+    content = path.read_text(encoding="utf-8")
+    for match in _STEPS.finditer(content):
+        described, _ = json.JSONDecoder().raw_decode(content, match.end())
+        steps = list(_steps_of(described))
+        normalizers = [normalizer for step in steps if (normalizer := _normalizer_of(step)) is not None]
+        replacements = [step for step in steps if step.get("type") == "Replace"]
+        old = [text for step in replacements for text in step["pattern"].values()]
+        new = [step["content"] for step in replacements]
+        starts = islice(dict.fromkeys((*old, *"".join(old + new), *_PROBE)), _MOST_STARTS)
+
+        def grown(text: str, normalizers: Sequence[Any] = normalizers) -> str:
+            for normalizer in normalizers:
+                if len(text) <= _LONGEST:
+                    text = normalizer.normalize_str(text)
+            return text
+
+        if any(len(text) > _LONGEST for text in chain(old, new, map(grown, starts))):
+            raise CheckpointError(
+                f"{path}: its {match[1]} makes more than {_LONGEST} characters of a few; correct its steps"
+            )
+
+
+def _steps_of(described: Any) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a part of a tokenizer.json, which may be nested."""
+    nested = [described[key] for key in _NESTED if key in described]
+    if not nested:
+        yield described
+    for part in chain.from_iterable(nested):
+        yield from _steps_of(part)
+
+
+def _normalizer_of(step: Mapping[str, Any]) -> Any:
+    """Return a step as a normalizer; None for one that is not among normalizers, and makes no text longer."""
+    from tokenizers import Tokenizer
+
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    try:
+        return Tokenizer.from_str(json.dumps({"added_tokens": [], "normalizer": step, "model": model})).normalizer
+    except Exception:  # tokenizers has no class of its own for it
+        return None
 
 
 def _auto_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
