@@ -9,7 +9,7 @@
     ├── TableError               a table's layout, numbers or mapping of runs that cannot be read or do not match
     ├── ScoringError             a document that cannot be scored (context window too small, out of memory)
     │   └── OutOfMemoryError     a batch that another process may have memory for
-    ├── RunError                 a run folder that is damaged, or cannot be written
+    ├── RunError                 a run folder that is damaged; a file or folder that cannot be written
     │   └── RunInUseError        a run folder that another process writes
     └── SeveralErrors            problems that are independent of each other, all at once; printed on a line each
 
@@ -19,6 +19,9 @@ what was expected and what to do. The command line prints it without a traceback
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -26,6 +29,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from evalkit.escape import printable
+
+_NO_ROOM = ("ENOSPC", "EFBIG", "EDQUOT")
 
 
 def first_line(error: BaseException) -> str:
@@ -106,11 +111,30 @@ class OutOfMemoryError(ScoringError):
 
 
 class RunError(EvalkitError):
-    """A run folder that is damaged, or cannot be written."""
+    """A run folder that is damaged, or a file or folder that cannot be written."""
 
 
 class RunInUseError(RunError):
     """A run folder that another process writes."""
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Turn the lack of room for a file or folder into a `RunError` that names it, whichever library writes it.
+
+    Other errors pass unchanged, as do evalkit's.
+    """
+    try:
+        yield
+    except EvalkitError:
+        raise
+    except Exception as error:
+        # Libraries in Rust have errors of their own, whose text has the number
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        code = error.errno if isinstance(error, OSError) else number and int(number[1])
+        if code is None or errno.errorcode.get(code) not in _NO_ROOM:
+            raise
+        raise RunError(f"{path}: cannot be written ({os.strerror(code)}); free some room") from error
 
 
 @contextmanager
@@ -121,10 +145,11 @@ def reading_as(path: str | Path, form: str, kind: Callable[[str], EvalkitError])
             return _suite(yaml.safe_load(path.read_text(encoding="utf-8")))
 
     raises `UsageError("own.yaml: cannot be read as a suite (KeyError: 'tasks')")` for a file without that key. evalkit
-    errors pass unchanged, since they name the file already.
+    errors pass unchanged, since they name the file already. A reader may also write, see `writing`.
     """
     try:
-        yield
+        with writing(f"a temporary file, for {path}"):
+            yield
     except (EvalkitError, MemoryError):
         raise
     except OSError as error:

@@ -78,6 +78,17 @@ def tiny_tokenizer(
     return folder
 
 
+def add_tokens(content: Any, last: str) -> None:
+    """Add tokens to the content of a tokenizer.json, of which the last is the first beyond the embedding.
+
+    The others are special, so that answers are decoded as before.
+    """
+    names = [*(f"<{number}>" for number in range(TOKENS, VOCABULARY)), last]
+    for id, name in enumerate(names, TOKENS):
+        about = {"id": id, "content": name, "special": name != last}
+        content["added_tokens"].append(content["added_tokens"][0] | about)
+
+
 def tiny_checkpoint(
     folder: Path,
     family: Family = "llama",

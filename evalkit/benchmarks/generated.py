@@ -333,7 +333,10 @@ class _GenerationComputer:
         return self._place
 
     def compute(self, batch: Batch) -> list[GeneratedAnswer]:
-        generations = self._generator.generate([request.prompt for request in batch.content], self._say)
+        labels = [f"{batch.task} document {request.id}" for request in batch.content]
+        named = zip(batch.content, labels, strict=True)
+        prompts = [replace(request.prompt, label=label) for request, label in named]
+        generations = self._generator.generate(prompts, self._say)
         return [
             GeneratedAnswer(
                 id=request.id,

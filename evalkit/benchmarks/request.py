@@ -83,7 +83,7 @@ def remembered(kind: str, key: Hashable, make: Callable[[], Value], most: int = 
         return value
 
 
-SCORING_VERSION = 3
+SCORING_VERSION = 4
 """Increased with every change of evalkit that changes a score; part of every run's specification."""
 
 _NUMERICS = ("lm-eval", "torch", "transformers", "tokenizers")

@@ -30,7 +30,7 @@ from evalkit.runs.finding import folder_name
 from evalkit.runs.folder import Run, json_bytes, load_run, specification_id
 from evalkit.runs.writing import RunWriter, find_finished, open_run
 
-IMPORT_VERSION = 3
+IMPORT_VERSION = 4
 """Increased with every change of the import that changes a number; part of every imported run's specification."""
 UNKNOWN = "unknown"
 _LONGEST_MODEL = 500

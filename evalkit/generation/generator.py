@@ -28,6 +28,7 @@ from evalkit.errors import CheckpointError, ScoringError, first_line
 from evalkit.generation.prompts import CHUNK, Ints, Prompt, shared_tokens
 from evalkit.generation.rows import NOT_FINITE_ADVICE, Generation, choose, generate_with_transformers, sampler_of
 from evalkit.models.loading.load import LoadedModel
+from evalkit.models.loading.tokenizer import refuse_tokens_without_rows
 from evalkit.models.memory import check_room, is_out_of_memory, refuse_to_split
 from evalkit.models.parts import dynamic_modules, forget_lengths
 from evalkit.scoring.architecture import memory_beside_weights, rotary_lengths
@@ -187,9 +188,12 @@ class Generator:
     def generate(self, prompts: Sequence[Prompt], say: Say = lambda _: None) -> list[Generation]:
         """Generate the continuations of a batch, in order; it is split in halves when memory runs out.
 
-        Raises a `ScoringError` if memory runs out on a single prompt or logits are NaN or infinite, and a `UsageError`
-        for decoding settings that are not supported.
+        Raises a `ScoringError` if memory runs out on a single prompt, logits are NaN or infinite, or a prompt has a
+        token for which the embedding has no row, and a `UsageError` for decoding settings that are not supported.
         """
+        for prompt in prompts:
+            for tokens in (prompt.tokens, *prompt.answers):
+                refuse_tokens_without_rows(self._model, prompt.label, tokens)
         try:
             return self._generate(prompts)
         except (RuntimeError, MemoryError) as error:

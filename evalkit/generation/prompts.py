@@ -68,6 +68,8 @@ class Prompt:
     that follow the first `shared` tokens of the prompt."""
     shared: int = 0
     """At least one; fewer than the prompt's where the tokenizer joins its end and the beginning of an answer."""
+    label: str = "a prompt"
+    """Its document, in messages."""
 
     @property
     def columns(self) -> int:

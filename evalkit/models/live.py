@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from evalkit.compatibility.torch import policies_of, uncompiled, unwrap_forward
 from evalkit.compatibility.transformers import attention_of, quiet
 from evalkit.display import Say
-from evalkit.errors import CheckpointError, UsageError, reading_as
+from evalkit.errors import CheckpointError, UsageError, reading_as, writing
 from evalkit.inputs import values
 from evalkit.inputs.settings import given_settings
 from evalkit.models.called import CalledModel, is_only_sharded, is_sharded, why_not_callable
@@ -179,7 +179,8 @@ def _save_config_and_tokenizer(name: str, module: Any, tokenizer: Any, folder: P
         config.precision = {kind: str(torch.get_autocast_dtype(kind)) for kind in kinds} | policies_of(module.module)
     else:
         config.architectures, config.dtype = [type(module).__name__], str(module.dtype).removeprefix("torch.")
-    with reading_as(name, "a model with a config and a tokenizer that can be saved", CheckpointError), quiet():
+    form = "a model with a config and a tokenizer that can be saved"
+    with reading_as(name, form, CheckpointError), quiet(), writing(folder):
         (folder / "config.json").write_text(config.to_json_string(), encoding="utf-8")
         if module.can_generate():
             content = module.generation_config.to_json_string()

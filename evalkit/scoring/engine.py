@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from evalkit.errors import CheckpointError, ScoringError
+from evalkit.models.loading.tokenizer import refuse_tokens_without_rows
 from evalkit.models.memory import keep_freed_blocks, refuse_to_split
 from evalkit.scoring.architecture import kernels_for, longest_shared, window_of
 from evalkit.scoring.checks import DAMAGED, ModelChecks, TooManyTokens, memory_for, runs
@@ -60,6 +61,7 @@ class Engine:
         files: str | None = None,
     ) -> None:
         keep_freed_blocks()
+        self._model = model
         self._kernels = kernels or kernels_for(model)
         self._forward = Forward(model, self._kernels[0], greedy)
         self._say = say
@@ -94,6 +96,7 @@ class Engine:
         A model that does not run, whose predictions depend on later tokens, or are not numbers, is an error. Of the
         sequences, the longest of the first item is run unshared. If `alone`, there is nothing to share.
         """
+        self._refuse_unknown(sequences)
         first = sequences[0]
         tokens = max(first.sequences, key=len)
         with runs(len(tokens)), memory_for(first.label, len(tokens)):
@@ -128,6 +131,7 @@ class Engine:
 
     def score(self, batch: TreeBatch, alone: bool = False) -> list[tuple[int, list[Scores]]]:
         """Score a batch; return each item's number and its sequences' scores. `alone`: by the model's own attention."""
+        self._refuse_unknown(batch.sequences)
         longest = _longest_input(batch.sequences)
         if self.checked:
             self._checks.cover(longest)
@@ -150,6 +154,13 @@ class Engine:
             if not _are_finite(Sequences.of([item]), [members]):
                 raise ScoringError(f"{item.label}: a log-likelihood is not a finite number; try --dtype float32")
         return list(zip(batch.items, scores, strict=True))
+
+    def _refuse_unknown(self, sequences: Sequences) -> None:
+        if not getattr(self._model, "tokens_without_rows", None):
+            return
+        for number, label in enumerate(sequences.labels):
+            for tokens in sequences[number].sequences:
+                refuse_tokens_without_rows(self._model, label, tokens)
 
     def _fitting_budget(self) -> int:
         return min(self._requested, DENSE_TOKENS) if self._forward.kernel == "dense" else self._requested

@@ -22,16 +22,18 @@ from evalkit.cli.listing import suites
 from evalkit.comparison.comparison import Comparison, compare_pairing
 from evalkit.comparison.pairing import pair
 from evalkit.comparison.sides import Side
-from evalkit.errors import RunError, UnknownNameError, UsageError
+from evalkit.errors import RunError, ScoringError, UnknownNameError, UsageError
 from evalkit.exchange.exports import export_run
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, load_run
 from evalkit.runs.journal import Entry, FinishedRows, Journal
 from tests.benchmarks.kinds import KINDS, files, made, options_of, plan, same
 from tests.devices import needs_cuda
+from tests.marks import fast
 from tests.packages import install
 from tests.printed import printed
 from tests.sealed import read, reseal
+from tests.tiny import VOCABULARY, add_tokens
 
 Made = Callable[..., Run]
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -111,6 +113,23 @@ def test_an_interrupted_run_resumes(kind: str, runs: Made, files: Path, tmp_path
     whole = made(kind, files, tmp_path / "whole")
     same(runs(kind), whole)
     same(resumed(kind, 3, files, tmp_path / "resumed"), whole)
+
+
+@pytest.mark.parametrize("kind", fast(["lm_eval", "perplexity"], [kind for kind in KINDS if kind != "norms"]))
+def test_an_added_token_beyond_the_embedding_is_refused_where_a_text_has_it(
+    kind: str, runs: Made, files: Path, tmp_path: Path
+) -> None:
+    def changed(token: str, number: int) -> int:
+        folder = shutil.copytree(files / "model0", files / f"model{number}", dirs_exist_ok=True)
+        content = read(folder, "tokenizer.json")
+        add_tokens(content, token)
+        (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+        return number
+
+    same(made(kind, files, tmp_path, changed("<unused>", 3)), runs(kind))
+    # With a space, which no token of the vocabulary is written with
+    with pytest.raises(ScoringError, match=rf" \S+: its text has the token ' .' \(id {VOCABULARY}\)"):
+        made(kind, files, tmp_path, changed({"copying": " 1", "ruler": " m"}.get(kind, " w"), 4))
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ import pytest
 from tests.data.samples import sample
 from tests.data.samples import write as write_documents
 from tests.guards.bench import Bench, Guard, Guards, Outcome, audited, edit, once, run_is_opened, write
-from tests.tiny import VOCABULARY
+from tests.tiny import VOCABULARY, add_tokens
 
 GUARDS = Guards()
 
@@ -156,10 +156,18 @@ def _(bench: Bench) -> Outcome:
 @GUARDS("vocabulary", "Ids of the tokenizer beyond the embedding are an error.", f"{VOCABULARY} rows", "ids up to")
 def _(bench: Bench) -> Outcome:
     def grow(content: Any) -> None:
-        content["added_tokens"].append(content["added_tokens"][0] | {"id": 520, "content": "<far>"})
         content["model"]["vocab"]["<far>"] = 520
 
     return bench.score(edit(bench.copy() / "tokenizer.json", grow).parent)
+
+
+@GUARDS("vocabulary-added", "A text with an added token beyond the embedding is not scored.",
+        "piqa document", f"'the night' (id {VOCABULARY})", "embedding has no row")  # fmt: skip
+def _(bench: Bench) -> Outcome:
+    def add(content: Any) -> None:
+        add_tokens(content, "the night")
+
+    return bench.score(edit(bench.copy() / "tokenizer.json", add).parent)
 
 
 @GUARDS("tokenizer-ids", "A tokenizer that makes nothing of a text is not used.", "the tokenizer turns any text into")

@@ -86,6 +86,41 @@ def test_a_panic_of_the_tokenizer_is_an_error(tmp_path: Path) -> None:
             encode("a" * 40 + " b")
 
 
+def replacing(*pairs: tuple[str, str]) -> list[dict[str, Any]]:
+    return [{"type": "Replace", "pattern": {"String": old}, "content": new} for old, new in pairs]
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+
+@pytest.mark.parametrize(
+    ("part", "steps"),
+    [
+        ("normalizers", replacing(("e", 2000 * "e")) * 3),
+        ("normalizers", [{"type": "Sequence", "normalizers": replacing(("é", 20 * "e"), ("e", 20 * "é"))}]),
+        ("normalizers", [*replacing(("e", 50 * "E")), {"type": "Lowercase"}] * 3),
+        ("normalizers", replacing(("e", "ee")) * 33),
+        ("pretokenizers", [BYTES] * 40),
+        ("decoders", replacing((" ", 50 * " ")) * 3),
+    ],
+)
+def test_steps_that_make_texts_far_longer_are_refused(tmp_path: Path, part: str, steps: list[Any]) -> None:
+    """Rust would compute for hours, and no signal ends it."""
+    path = tiny_checkpoint(tmp_path, "llama")
+    name = "pre_tokenizer" if part == "pretokenizers" else part.removesuffix("s")
+    rewrite_tokenizer(path, lambda content: content.update({name: {"type": "Sequence", part: steps}}))
+    with pytest.raises(CheckpointError, match=rf"tokenizer\.json: its {name} makes more than"):
+        load_tokenizer(path, 512)
+
+
+def test_steps_that_make_texts_somewhat_longer_are_not_refused(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, "llama")
+    steps = replacing(*((mark, "<" + 10 * "'") for mark in ",;:?!()[]-"), (20 * "'", '"'), (" ", 20 * " "))
+    rewrite_tokenizer(path, lambda content: content.update(normalizer={"type": "Sequence", "normalizers": steps}))
+    spaces = load_tokenizer(path, 512).backend_tokenizer.normalizer.normalize_str("a b, c")
+    assert spaces == "a" + 20 * " " + "b<" + 10 * "'" + 20 * " " + "c"
+
+
 def add_split(path: Path, pattern: str) -> None:
     """Split text by a regular expression before anything else."""
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}

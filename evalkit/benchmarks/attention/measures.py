@@ -69,6 +69,7 @@ from evalkit.benchmarks.attention.map_blocks import MapReader
 from evalkit.benchmarks.base import Batch, Budget
 from evalkit.display import Say
 from evalkit.errors import ScoringError
+from evalkit.models.loading.tokenizer import refuse_tokens_without_rows
 from evalkit.models.memory import is_out_of_memory, refuse_to_split
 from evalkit.runs.columns import schema_of
 from evalkit.runs.traits import BatchDevice, place_of
@@ -272,6 +273,7 @@ class Analysis:
     """Computer of batches of sequences; a batch has no token budget."""
 
     def __init__(self, specification: Mapping[str, Any], loaded: LoadedModel, _: Budget, say: Say) -> None:
+        self._model = loaded.model
         self._reader = reader = MapReader(loaded.model, say)
         requested, names = specification["layers"], specification["measures"]
         chosen = chosen_layers(requested, reader.layers)
@@ -302,12 +304,14 @@ class Analysis:
         def use(layer: int, blocks: MapBlocks) -> None:
             by_layer[layer] = measures_of(blocks, sequence, self._groups[layer])
 
+        label = f"{sequence.subtask} document {sequence.doc_id}"
+        refuse_tokens_without_rows(self._model, label, sequence.tokens)
         try:
             self._reader.read(sequence.tokens, tuple(self._groups), use)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            label, tokens = f"{sequence.subtask} document {sequence.doc_id}", f"{len(sequence.tokens):,} tokens"
+            tokens = f"{len(sequence.tokens):,} tokens"
             refuse_to_split(f"{label}, {tokens}")
             raise ScoringError(f"{label}: out of memory on {tokens}; leave rank out of --measures") from error
         return by_layer

@@ -197,7 +197,7 @@ def _prompt(index: int, request: ModelRequest, ids: list[int], encoding: Encodin
     # With lm-eval's default seed for torch
     name = f"1234 {request.task} {request.doc_id} {request.number} {request.sample}"
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
-    return Prompt(index, tokens, most, stops, Decoding(settings, seed))
+    return Prompt(index, tokens, most, stops, Decoding(settings, seed), label=request.label)
 
 
 def answer_text(tokenizer: Any, prompt: Prompt, tokens: Sequence[int]) -> str:

@@ -205,8 +205,8 @@ def build_model(
         undetermined: tuple[str, ...] = ()
         if is_own_code:
             unsaved = unsaved_tensors(model)
-            of_another = unsaved_tensors(_unloaded_model(config, dtype, attention, remote, on_meta=False))
-            undetermined = _undetermined(model, unsaved, of_another)
+            rebuilt = unsaved_tensors(_unloaded_model(config, dtype, attention, remote, on_meta=False))
+            undetermined = _undetermined(model, unsaved, rebuilt)
         if model.can_generate():
             # As for a folder, but without code that it may hold for generation
             model.generation_config = (

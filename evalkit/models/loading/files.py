@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import Field, ValidationError, create_model
 from safetensors import safe_open
 
-from evalkit.errors import CheckpointError, reading_as
+from evalkit.errors import CheckpointError, reading_as, writing
 from evalkit.inputs import reading
 from evalkit.inputs.validated import Stored
 from evalkit.inputs.values import by_number
@@ -126,8 +126,9 @@ def _matching(folder: Path, patterns: Iterable[str], without: Iterable[Path] = (
 def copy_files(paths: Iterable[Path], source: Path, target: Path) -> None:
     for path in paths:
         copy = target / path.relative_to(source)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy)
+        with writing(copy):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
 
 
 def safetensors_header(path: Path) -> dict[str, tuple[str, list[int]]]:

@@ -22,7 +22,7 @@ from evalkit.cache import cache_dir, make_room, mark_used
 from evalkit.compatibility.names import replaced
 from evalkit.compatibility.transformers import quiet, without_gguf_bar
 from evalkit.display import Say
-from evalkit.errors import CheckpointError, reading_as
+from evalkit.errors import CheckpointError, reading_as, writing
 from evalkit.models.loading.files import generation_settings, read_json
 from evalkit.models.loading.fingerprint import Fingerprint, file_sha256, fingerprint, hash_file
 from evalkit.models.loading.locate import Checkpoint
@@ -98,10 +98,11 @@ def _write(gguf: Path, parent: Path) -> Path:
     """Write a GGUF file's model and tokenizer to a folder in `parent`, named after the bytes that were read."""
     # From a private copy, because transformers memory-maps the file
     copy = parent / gguf.name
-    shutil.copyfile(gguf, copy)
+    with writing(copy):
+        shutil.copyfile(gguf, copy)
     model, tokenizer = _read(gguf, copy)
     folder = parent / _folder_name(hash_file(copy))
-    with quiet():
+    with quiet(), writing(folder):
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     actual = fingerprint(Checkpoint(str(folder), "folder", folder), hash_file)

@@ -68,6 +68,10 @@ class LoadedModel:
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, **others: Any) -> LoadedModel:
+        from evalkit.models.loading.tokenizer import tokens_without_rows
+
+        rows = int(model.get_input_embeddings().weight.shape[0])
+        model.tokens_without_rows = tokens_without_rows(tokenizer, rows)
         return cls(
             model=model,
             tokenizer=tokenizer,

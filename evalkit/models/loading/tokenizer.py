@@ -1,20 +1,26 @@
 """Load and validate the tokenizer of a checkpoint.
 
 In: a folder and the number of embedding rows. Out: a transformers tokenizer with character offsets, as its files
-describe it, whose ids fit the embedding, and which adds tokens before a text only; or a `CheckpointError`.
+describe it, which adds tokens before a text only, and whose ids fit the embedding, but for added tokens; or a
+`CheckpointError`. A text with an added token for which the embedding has no row is an error when it is scored.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from evalkit.compatibility.transformers import original_encoding, quiet, replace_encoding
 from evalkit.display import Say
-from evalkit.errors import CheckpointError, first_line, reading_as
+from evalkit.errors import CheckpointError, ScoringError, first_line, reading_as
 from evalkit.escape import printable
 from evalkit.models.loading.checks import register_type
 from evalkit.models.loading.files import check_code, read_json, tokenizer_files
@@ -28,6 +34,11 @@ _PROBE = (
 _REPEATS = 10
 LEFT_OUT = "left_out"
 """Attribute of a tokenizer with the tokens that it would add after each text; a tokenizer that adds none lacks it."""
+_STEPS = re.compile(r'"(normalizer|pre_tokenizer|decoder)"\s*:\s*(?=\{)')
+_NESTED = ("normalizers", "pretokenizers", "decoders")
+_LONGEST = 256
+"""Most characters of a text in a step, and of what all steps make of such a text, or of a character."""
+_MOST_STARTS = 1000
 _SAMPLING = ("dropout", "alpha", "nbest_size")
 """Settings of BPE and Unigram models with which they split a word at random, a regularisation for training."""
 
@@ -38,14 +49,17 @@ def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, 
     Tokens that it adds after each text, such as EOS, are left out (`LEFT_OUT`): a choice, an answer or the next window
     follows a text, and as text to predict they would count in scores that are compared between tokenizers.
 
-    Raises `CheckpointError` if it is missing or unreadable, has no offsets, has ids past the embedding, loses text, or
-    encodes a text differently each time. So does each later encoding that fails in Rust.
+    Raises `CheckpointError` if it is missing or unreadable, has no offsets, has ids past the embedding beside added
+    tokens, loses text, makes texts far longer, or encodes a text differently each time. So does each later encoding
+    that fails in Rust.
     """
     if not tokenizer_files(folder):
         raise CheckpointError(
             f"{folder}: holds no tokenizer; copy its tokenizer.json there, or pass --tokenizer FOLDER|HUB-NAME"
         )
     with reading_as(folder, "a tokenizer", CheckpointError), quiet(), _panics_as_errors(folder):
+        for path in folder.glob("tokenizer*.json"):
+            _check_lengths(path)
         tokenizer = _auto_tokenizer(folder, trust_remote_code)
         disable_sampling(tokenizer)
         if len({tuple(probe_ids(tokenizer)) for _ in range(_REPEATS)}) > 1:
@@ -56,6 +70,53 @@ def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, 
         _leave_out_ending(folder, tokenizer, say)
     replace_encoding(tokenizer, _encoded)
     return tokenizer
+
+
+def _check_lengths(path: Path) -> None:
+    """Raise a `CheckpointError` if steps of a tokenizer.json make a text far longer, from which Rust would not return.
+
+    Tried are what the steps replace, and its characters, on the steps of normalizer, pre-tokenizer and decoder.
+    """
+    content = path.read_text(encoding="utf-8")
+    for match in _STEPS.finditer(content):
+        described, _ = json.JSONDecoder().raw_decode(content, match.end())
+        steps = list(_steps_of(described))
+        normalizers = [normalizer for step in steps if (normalizer := _normalizer_of(step)) is not None]
+        replacements = [step for step in steps if step.get("type") == "Replace"]
+        old = [text for step in replacements for text in step["pattern"].values()]
+        new = [step["content"] for step in replacements]
+        starts = islice(dict.fromkeys((*old, *"".join(old + new), *_PROBE)), _MOST_STARTS)
+
+        def grown(text: str, normalizers: Sequence[Any] = normalizers) -> str:
+            for normalizer in normalizers:
+                if len(text) <= _LONGEST:
+                    text = normalizer.normalize_str(text)
+            return text
+
+        if any(len(text) > _LONGEST for text in chain(old, new, map(grown, starts))):
+            raise CheckpointError(
+                f"{path}: its {match[1]} makes more than {_LONGEST} characters of a few; correct its steps"
+            )
+
+
+def _steps_of(described: Any) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a part of a tokenizer.json, which may be nested."""
+    nested = [described[key] for key in _NESTED if key in described]
+    if not nested:
+        yield described
+    for part in chain.from_iterable(nested):
+        yield from _steps_of(part)
+
+
+def _normalizer_of(step: Mapping[str, Any]) -> Any:
+    """Return a step as a normalizer; None for one that is not among normalizers, and makes no text longer."""
+    from tokenizers import Tokenizer
+
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    try:
+        return Tokenizer.from_str(json.dumps({"added_tokens": [], "normalizer": step, "model": model})).normalizer
+    except Exception:  # tokenizers has no class of its own for it
+        return None
 
 
 def _auto_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
@@ -107,7 +168,8 @@ def _check(folder: Path, tokenizer: Any, rows: int) -> None:
         raise CheckpointError(
             f"{folder}: {type(tokenizer).__name__} has no character offsets; save it as tokenizer.json"
         )
-    highest = _highest_id(tokenizer)
+    added = tokens_without_rows(tokenizer, rows).values()
+    highest = max((id for token, id in tokenizer.get_vocab().items() if token not in added), default=-1)
     if highest >= rows:
         raise CheckpointError(
             f"{folder}: the tokenizer has ids up to {highest}, but the model's embedding has {rows} rows; "
@@ -159,6 +221,22 @@ def _leave_out_ending(folder: Path, tokenizer: Any, say: Say) -> None:
         )
     setattr(tokenizer, LEFT_OUT, ending)
     say(f"the tokenizer adds {printable(ending)} after each text; it is left out, since answers follow a text")
+
+
+def tokens_without_rows(tokenizer: Any, rows: int) -> dict[int, str]:
+    """Return id → added token of a tokenizer for which an embedding with `rows` has no row."""
+    return {id: token for token, id in tokenizer.get_added_vocab().items() if id >= rows}
+
+
+def refuse_tokens_without_rows(model: Any, label: str, tokens: NDArray[Any]) -> None:
+    """Raise a `ScoringError` if the token ids of a document, `label`, have one for which a loaded model has no row."""
+    names: dict[int, str] = getattr(model, "tokens_without_rows", {})
+    if names and len(places := np.flatnonzero(np.isin(tokens, [*names]))):
+        id = int(tokens[places[0]])
+        raise ScoringError(
+            f"{label}: its text has the token {names[id]!r} (id {id}), which the tokenizer adds, but for which the "
+            "model's embedding has no row; leave it out of the text, or resize the embedding"
+        )
 
 
 def disable_sampling(tokenizer: Any) -> str:

@@ -26,7 +26,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from evalkit.display import Say, doing, imports
-from evalkit.errors import UnknownNameError, UsageError, reading_as
+from evalkit.errors import CheckpointError, UnknownNameError, UsageError, reading_as, writing
 from evalkit.inputs.validated import FileSettings, Named, read_settings
 from evalkit.models.loading.files import copy_files, tokenizer_files
 from evalkit.models.loading.locate import DTYPES, silent, tokenizer_folder
@@ -167,9 +167,10 @@ def new_folder(output: Path) -> Iterator[Path]:
     try:
         # Left behind by a killed process
         shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        yield part
-        part.replace(output)
+        with writing(output):
+            part.mkdir(parents=True)
+            yield part
+            part.replace(output)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -194,7 +195,7 @@ def write_random(
         raise UsageError("a checkpoint needs a tokenizer: either --tokenizer FOLDER|HUB-NAME or --train-tokenizer TEXT")
     with new_folder(output) as folder:
         with doing("training a tokenizer" if texts else "reading the tokenizer", slow=imports("transformers")):
-            from evalkit.models.loading.tokenizer import load_tokenizer
+            from evalkit.models.loading.tokenizer import load_tokenizer, tokens_without_rows
 
             # Read from the user's folder, because errors name it
             source, vocabulary = folder, model.shape.vocabulary
@@ -207,6 +208,11 @@ def write_random(
                     f"whose last {vocabulary - reached:,} rows are unused"
                 )
             written = load_tokenizer(source, vocabulary)
+            if more := tokens_without_rows(written, vocabulary):
+                raise CheckpointError(
+                    f"{source}: the tokenizer has ids up to {max(more)}, but the model's vocabulary has {vocabulary}; "
+                    "take another tokenizer"
+                )
         with doing(f"making the weights of {model.name}", slow=imports("torch")):
             _write_model(folder, model, written, seed, dtype)
 
