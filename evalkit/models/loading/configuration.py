@@ -28,7 +28,7 @@ _WITHOUT_EFFECT = re.compile(
     # Of training: dropout, initialisation, losses
     r"\w*(dropout|pdrop|layerdrop)|init_\w+|initializer_\w+|\w*(aux|router)_loss\w*|loss_\w+|seq_aux|"
     # Tokens that evalkit takes from the tokenizer; sizes, which the weights have too; parts that read no text
-    r"\w+_token_(id|index)s?|d_model|d_inner|n_layer|n_embd|n_head|pad_vocab_size_multiple|experts_per_token|"
+    r"\w+_token_(id|index)s?|d_model|d_inner|n_layer|n_embd|pad_vocab_size_multiple|experts_per_token|"
     r"initial_context_length|(vision|image|video|audio)_\w+"
 )
 """Keys that do not change what a language model computes from its weights."""
@@ -149,9 +149,10 @@ def _unread(config: Any, raw: Mapping[str, Any], prefix: str = "") -> Iterator[s
 def _overruled(config: Any, raw: Mapping[str, Any]) -> Iterator[str]:
     """Yield the rotary settings that are given twice, of which the config has another value."""
     used = getattr(config, "rope_parameters", None) or {}
-    for name in _ROTARY:
-        for key, value in (raw.get(name) or {}).items():
-            if used.get(key, value) != value:
+    objects = {name: raw[name] for name in _ROTARY if raw.get(name)}
+    for name, settings in objects.items():
+        for key, value in settings.items():
+            if len(objects) > 1 and used.get(key, value) != value:
                 yield f"{name}.{key}"
     for key in ("rope_theta", "partial_rotary_factor"):
         if raw.get(key) is not None and used.get(key, raw[key]) != raw[key]:
