@@ -9,11 +9,9 @@ are; each forward pass is one call of the outermost module, as in training.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
-from functools import cache
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -189,18 +187,10 @@ def is_only_sharded(module: Any) -> bool:
     return all(str(getattr(hook, "__module__", "")).startswith(_SHARDING) for hook in hooks)
 
 
-@cache
-def _source_of(kind: type) -> bytes:
-    """Return the source of a class at the first evaluation: its file may be edited while a training runs."""
-    with suppress(OSError, TypeError):  # a class that was made at a prompt
-        return b"" if kind.__module__.startswith("torch.") else inspect.getsource(kind).encode()
-    return b""
-
-
 def _described(module: Any, window: int | None) -> Any:
-    """Return a config for a module without one of transformers: its own settings, window, and a digest of its code.
+    """Return a config for a module without one of transformers: its own settings, window, and a digest of attributes.
 
-    The code is that of the modules' classes: it determines the scores of equal weights, as the modules' attributes do.
+    The modules' attributes determine the scores of equal weights, as their code does.
     """
     own = getattr(module, "config", None)
     settings = own if isinstance(own, Mapping) else getattr(own, "__dict__", {})
@@ -212,10 +202,7 @@ def _described(module: Any, window: int | None) -> Any:
             f"window: the config of {class_of(module).__name__} has none of {', '.join(_WINDOW_KEYS)}; give window=…, "
             "the longest sequence in tokens"
         )
-    code = hashlib.sha256(attributes_digest(module).encode())
-    kinds = {class_of(part) for part in module.modules()}
-    for kind in sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__)):
-        code.update(_source_of(kind))
-    config = PreTrainedConfig(max_position_embeddings=length, own_settings=settings, code=code.hexdigest())
+    attributes = attributes_digest(module)
+    config = PreTrainedConfig(max_position_embeddings=length, own_settings=settings, attributes=attributes)
     select_attention(config, "own")
     return config

@@ -7,13 +7,14 @@ saved as; and a context at whose end the module and every random number generato
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from copy import copy, deepcopy
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -37,6 +38,8 @@ from evalkit.models.loading.fingerprint import stable
 
 _TRAINING = ("training", "gradient_checkpointing")
 _STATE = ("_parameters", "_buffers", "_modules")
+_KNOWN = ("torch.", "evalkit.")
+"""Beginnings of the modules' names of classes whose code is not hashed."""
 _NAMES = ("name_or_path",)
 _Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 
@@ -273,7 +276,7 @@ def _safetensors_digest(tensors: dict[str, torch.Tensor], metadata: dict[str, st
 def state_digest(model: torch.nn.Module) -> str:
     """Hash a model's modules, parameters and buffers; of a sharded one, the shards of this process.
 
-    The class of each module is included, because a replaced module computes something else with the same tensors.
+    The class and the code of each module are included: another one computes something else with the same tensors.
     Buffers are included whether or not they are saved with a checkpoint, and tied tensors under each of their names.
     """
     reshard(model)
@@ -281,10 +284,20 @@ def state_digest(model: torch.nn.Module) -> str:
     for name, module in sorted(model.named_modules()):
         kind = class_of(module)
         digest.update(f"module\t{name}\t{kind.__module__}.{kind.__qualname__}\n".encode())
+        for base in kind.__mro__:
+            digest.update(_source_of(base))
     parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
     for name, tensor in sorted((*parameters, *buffers), key=lambda entry: entry[0]):
         digest.update(f"tensor\t{name}\t{content_digest(tensor)}\n".encode())
     return digest.hexdigest()
+
+
+@cache
+def _source_of(kind: type) -> bytes:
+    """Return the source of a class at the first evaluation: its file may be edited while a training runs."""
+    with suppress(OSError, TypeError):  # a class that was made at a prompt
+        return b"" if kind.__module__.startswith(_KNOWN) else inspect.getsource(kind).encode()
+    return b""
 
 
 def content_digest(tensor: torch.Tensor) -> str:
