@@ -31,8 +31,7 @@ def model_names() -> Collection[str]:
     """Return the values of lm-eval's `--model`."""
     from lm_eval.models import MODEL_MAPPING
 
-    names: Collection[str] = MODEL_MAPPING.keys()
-    return names
+    return tuple(MODEL_MAPPING)
 
 
 def task_configs(manager: Any, name: str) -> dict[str, dict[str, Any]]:
