@@ -107,7 +107,8 @@ def test_one_average_is_printed_and_lm_evals_acc_beside_it(evalkit: Command, fin
     """Of other rules nothing without --detail, which prints the averages under all of them."""
     short, full = (evalkit("rescore", finished.folder, "--rule", rule, *more).out for more in ((), ("--detail",)))
     average = finished.results("acc").average
-    beside = f"average by acc, lm-eval's rule: {100 * average.value:.1f} ± {100 * average.stderr:.1f}; report {rule}"
+    error = "" if average.stderr is None else f" ± {100 * average.stderr:.1f}"
+    beside = f"average by acc, lm-eval's rule: {100 * average.value:.1f}{error}; report {rule}"
     assert (beside in short, beside in full) == (rule != "acc",) * 2
     assert "other rule" not in short and "ppl_continuation" not in short
     assert "ppl_continuation_end" in full and "--detail" in short

@@ -95,7 +95,8 @@ def _lm_eval_beside(run: Run, results: Results) -> Iterator[str]:
     rule = results.rule
     if rule != _LM_EVAL_RULE and _LM_EVAL_RULE in available_rules(with_choices(run.scores)):
         average = run.results(_LM_EVAL_RULE).average
-        shown = f"{percent(average.value)} {plus_minus(average.stderr)}"
+        error = "" if average.stderr is None else f" {plus_minus(average.stderr)}"
+        shown = f"{percent(average.value)}{error}"
         when = f"report {rule} beside numbers of this protocol, {_LM_EVAL_RULE} beside lm-eval's of the same prompts"
         yield f"average by {_LM_EVAL_RULE}, lm-eval's rule: {shown}; {when}"
 
