@@ -104,8 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _handlers(is_debug: bool) -> Iterator[list[int]]:
     """Make SIGTERM, which schedulers send at the end of a job's time limit, end the process as Ctrl-C does.
 
-    A second one ends it at once, without loss of a finished batch; so does the first in a forked process. The list has the signal once it has come. An
-    exception that ends a thread is printed as one line, too.
+    A second one ends it at once, without loss of a finished batch, as the first does in a forked process. The list has
+    the signal once it has come. An exception that ends a thread is printed as one line, too.
     """
     signals: list[int] = []
     installer = os.getpid()
