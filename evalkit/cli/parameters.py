@@ -165,9 +165,10 @@ def _unknown_option(name: str, command: Command, ctx: click.Context) -> str:
         return known
     unknown = f"unknown option {name}"
     own = _long_options(command)
-    if meant := _meant(name, own):
+    meant = _meant(name, [*own, *(OPTIONS if command.as_lm_eval else ())])
+    if meant in own:
         return f"{unknown}: did you mean {meant}? See {ctx.command_path} --help"
-    if command.as_lm_eval and (meant := _meant(name, OPTIONS)):
+    if meant:
         return f"{unknown}: for lm-eval's {meant}, {OPTIONS[meant]}"
     commands: dict[str, list[str]] = {}
     for typed, other in _all_commands(ctx.find_root().command):
