@@ -325,7 +325,7 @@ class Run:
         with _reading(self.folder, name):
             table = pd.read_parquet(io.BytesIO(content))
             if absent := [column for column in columns if column not in table]:
-                raise ValueError(f"it has no column {absent[0]}")
+                raise _of_earlier_version(self.folder / name, f"it has no column {absent[0]}")
         return table
 
 
@@ -352,10 +352,13 @@ def _check_form(path: Path, content: dict[str, Any], form: type[Stored]) -> None
     try:
         validated(content, form, ValueError, path.name)
     except (ValueError, RecursionError) as error:
-        raise RunError(
-            f"{path} was written by an earlier version of evalkit ({first_line(error)}); run its command again with "
-            "another --output"
-        ) from error
+        raise _of_earlier_version(path, first_line(error)) from error
+
+
+def _of_earlier_version(path: Path, reason: str) -> RunError:
+    return RunError(
+        f"{path} was written by an earlier version of evalkit ({reason}); run its command again with another --output"
+    )
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from evalkit.benchmarks.registry import benchmark_of
@@ -123,6 +124,14 @@ def test_a_run_of_an_earlier_version_is_not_called_damaged(make: Callable[..., P
     with pytest.raises(RunError, match=rf"{name} was written by an earlier version .*{key}.*--output") as raised:
         everything(folder)
     assert "damaged" not in str(raised.value)
+
+
+def test_a_table_of_an_earlier_version_is_not_called_damaged(make: Callable[..., Path]) -> None:
+    folder = make("org/earlier")
+    pd.DataFrame({"other": [1]}).to_parquet(folder / "generations.parquet")
+    reseal(folder)
+    with pytest.raises(RunError, match=r"generations\.parquet was written by an earlier version .*answer"):
+        load_run(folder).table("generations.parquet", ["answer"])
 
 
 def test_a_folder_is_opened_again_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
