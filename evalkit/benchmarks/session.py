@@ -12,22 +12,23 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from evalkit.benchmarks.base import Batch, Budget, Plan, Planned
 from evalkit.benchmarks.registry import benchmark
 from evalkit.data.sampling import selection_of
-from evalkit.display import Progress, Say, doing
-from evalkit.errors import RunError
+from evalkit.display import Progress, Say, doing, imports
+from evalkit.errors import RunError, UsageError
 from evalkit.inputs.validated import restored
 from evalkit.models.loading.fingerprint import check_identity
 from evalkit.runs.finding import runs_of_other_documents
 from evalkit.runs.folder import JOURNAL, Run, load_run
 from evalkit.runs.journal import Entry, FinishedRows, Journal
-from evalkit.runs.traits import BatchDevice
+from evalkit.runs.traits import BatchDevice, kinds, place_of
 from evalkit.runs.writing import RunWriter, find_finished, open_run
 
 if TYPE_CHECKING:
@@ -142,7 +143,8 @@ class OpenRun:
 
         In float32 those are all rows of the same texts: other batches change them by rounding only. The rest is planned
         without them, so they are taken before the first batch is computed, and after a kill the rest of them. In other
-        formats only the same batch has the same rows: those of the steps that both samples have are taken.
+        formats only the same batch has the same rows: those of the steps that both samples have are taken, if the other
+        run was computed on the same kind of device.
         """
         if self._is_precise and self.finished.has_batches:
             return
@@ -150,7 +152,7 @@ class OpenRun:
         keys = {key for _, of_part in parts for key in of_part}
         missing = {key for key in keys if key not in self.finished}
         for run in runs_of_other_documents(self.plan.folder, self.plan.manifest) if missing else ():
-            steps = self._common_steps(run)
+            steps = 0 if self._is_precise else self._common_steps(run)
             if not (steps or self._is_precise):
                 continue
             journal = Journal(run.folder / JOURNAL, run.manifest["id"], self._kind.row, self._say, is_ours=False)
@@ -175,13 +177,25 @@ class OpenRun:
         return is_float32 and (torch is None or torch.get_float32_matmul_precision() == "highest")
 
     def _common_steps(self, run: Run) -> int:
-        """Return how many steps of the sample another run has in the same batches."""
+        """Return how many steps of the sample another run has in the same batches, computed as on this machine."""
+        if set(kinds(run.manifest)) != {self._kind_of_device}:
+            return 0
         budget = self._stored("token_budget") or self.plan.request.token_budget
         if budget not in (None, run.manifest.get("token_budget")):
             return 0
         own, other = (selection_of(of.manifest["specification"]).steps for of in (self.plan, run))
         equal = (step == same for step, same in zip(own, other, strict=False))
         return sum(1 for _ in takewhile(bool, equal))
+
+    @cached_property
+    def _kind_of_device(self) -> str:
+        """The kind of device that this machine computes on, as in a manifest; empty if the requested one is missing."""
+        with suppress(UsageError), doing("looking for the device", slow=imports("torch")):
+            from evalkit.models.parts import resolve_device
+
+            device = resolve_device(self.plan.request.model.device)
+            return " ".join(place_of(device, "").kind)
+        return ""
 
     def _take(self, run: Run, rows: FinishedRows, keys: set[Key]) -> None:
         # Before the rows: without a batch to compute no model is loaded, and with one the batches are planned alike

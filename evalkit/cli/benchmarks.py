@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,6 @@ from evalkit.display import Progress, doing
 from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
     from evalkit.studies.running import JobRunner
 
@@ -69,7 +69,7 @@ def run(
     evalkit run --watch TRAINING --sample 200 --plot curve.png      each checkpoint of a training, as it appears
     """
     from evalkit.benchmarks.multiple_choice.suites import load_suite
-    from evalkit.benchmarks.registry import benchmark, benchmark_of
+    from evalkit.benchmarks.registry import benchmark
     from evalkit.benchmarks.request import DEFAULT_SUITE
     from evalkit.cli.lm_eval import with_model_args, with_task_files
 
@@ -101,12 +101,8 @@ def run(
             for text in benchmark(plan.manifest["kind"]).prompts(plan, show_prompts, progress.say):
                 click.echo(text)
         return 0
-    of_one = {"show_prompts": show_prompts, "detail": detail}
-
-    def show(run: Run, rule: str) -> Report:
-        return benchmark_of(run).report(run, rule, detail)
-
-    return running.evaluate(models, options, printer, dry, workers, show, of_one=of_one)
+    of_one = {"show_prompts": show_prompts}
+    return running.evaluate(models, options, printer, dry, workers, of_one=of_one, detail=detail)
 
 
 @command(
@@ -204,15 +200,8 @@ def attention(
     evalkit attention --model CKPT --text book.txt --context 8192 --measures bos,mass
     evalkit attention CKPT_A CKPT_B                                      several checkpoints, a line each
     """
-    from evalkit.benchmarks.registry import benchmark_of
-
-    options |= {"suite": "attention"}
     models = running.checkpoints_of(checkpoints, model)
-
-    def show(run: Run, _: str) -> Report:
-        return benchmark_of(run).report(run, detail=detail)
-
-    return running.evaluate(models, options, printer, dry, workers, show, of_one={"detail": detail})
+    return running.evaluate(models, options | {"suite": "attention"}, printer, dry, workers, detail=detail)
 
 
 @command(
@@ -247,17 +236,13 @@ def perplexity(
     evalkit perplexity --model CKPT --text book.txt --context 8192 --methods none,linear,ntk,yarn --plot curves.png
     """
     from evalkit.benchmarks.perplexity import results
-    from evalkit.comparison.sides import names
 
     options["suite"] = "perplexity"
     models = running.checkpoints_of(checkpoints, model)
     exclude(methods=methods, dry_run=dry)
     exclude(methods=methods, context_method=options["context_method"])
     if methods is None:
-
-        def draw(runs: Sequence[Run]) -> None:
-            running.draw_into(plot, results.draw_positions, runs, names(runs))
-
+        draw = partial(running.draw_runs, plot, results.draw_positions)
         return running.evaluate(models, options, printer, dry, workers, draw=draw)
     if len(models) > 1:
         raise UsageError("--methods: is for one checkpoint, not several")

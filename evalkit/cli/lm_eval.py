@@ -91,7 +91,7 @@ def in_long_form(given: Sequence[str]) -> list[str]:
     """
     end = given.index("--") if "--" in given else len(given)
     words = [_SHORT.get(word, word) for word in given[:end]]
-    options = [_option(word) for word in words]
+    options = [option_in(word) for word in words]
     models = [value for word, value in pairwise(words) if word == "--model"]
     models += [word.partition("=")[2] for word in words if word.startswith("--model=")]
     if "--model-args" not in options and not set(models) & {*_HF}:
@@ -112,7 +112,7 @@ def in_long_form(given: Sequence[str]) -> list[str]:
     return [*others, *joined, *given[end:]]
 
 
-def _option(word: str) -> str:
+def option_in(word: str) -> str:
     """Return the option that a word of a command line is, without a value; empty if it is none."""
     return word.partition("=")[0].replace("_", "-") if word.startswith("-") else ""
 

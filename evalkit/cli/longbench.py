@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
 from evalkit.cli import running
 from evalkit.cli.parameters import Commands, argument, command, option, typed_option
 from evalkit.cli.running import Printer
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from evalkit.runs.folder import Run
 
 EditVariant = Literal["difflib", "rapidfuzz"]
 EDIT_SIMILARITY = option("difflib", "Of the code tasks; published scores are difflib's.")
@@ -66,19 +61,16 @@ def run_longbench(
     evalkit longbench rescore RUN --edit-similarity rapidfuzz            no model needed
     evalkit longbench score PREDICTIONS                                  of the official code
     """
-    from evalkit.benchmarks.longbench.results import GENERATIONS, report_of
+    from evalkit.benchmarks.longbench.results import GENERATIONS, draw_by_length, report_of
 
-    def draw(runs: Sequence[Run]) -> None:
-        if plot:
-            _draw_lengths(runs[0].table(GENERATIONS), plot, edit_similarity)
-
+    draw = partial(draw_by_length, variant=edit_similarity)
     return running.evaluate(
         running.checkpoints_of(checkpoints, model),
         options,
         printer,
         dry,
         show=lambda run, _: report_of(run, edit_similarity),
-        draw=draw,
+        draw=lambda runs: running.draw_into(plot, draw, runs[0].table(GENERATIONS)),
         of_one={"plot": plot, "edit_similarity": edit_similarity != "difflib"},
     )
 
@@ -99,13 +91,12 @@ def rescore_longbench(
     \b
     evalkit longbench rescore 1a2b3c4d --format latex
     """
-    from evalkit.benchmarks.longbench.results import GENERATIONS, report_of
+    from evalkit.benchmarks.longbench.results import GENERATIONS, draw_by_length, report_of
     from evalkit.runs.folder import LONGBENCH
 
     opened = running.named_run(run, root, usable=lambda run: run.kind == LONGBENCH)
     printer.run(opened, report_of(opened, edit_similarity))
-    if plot:
-        _draw_lengths(opened.table(GENERATIONS), plot, edit_similarity)
+    running.draw_into(plot, partial(draw_by_length, variant=edit_similarity), opened.table(GENERATIONS))
 
 
 @command(longbench)
@@ -124,17 +115,9 @@ def score(
     evalkit longbench score --e pred_e/llama2-7b-chat-4k --format latex
     """
     from evalkit.benchmarks.longbench.data import read_predictions
-    from evalkit.benchmarks.longbench.results import longbench_report, score_generations
+    from evalkit.benchmarks.longbench.results import draw_by_length, longbench_report, score_generations
 
     suite: Literal["longbench", "longbench-e"] = "longbench-e" if is_e else "longbench"
     generations, notes = read_predictions(files, suite)
     printer(longbench_report(score_generations(generations, suite, edit_similarity), notes))
-    if plot:
-        _draw_lengths(generations, plot, edit_similarity)
-
-
-def _draw_lengths(generations: pd.DataFrame, plot: Path, edit_similarity: EditVariant) -> None:
-    from evalkit.benchmarks.longbench.results import draw_by_length
-
-    draw_by_length(generations, plot, edit_similarity)
-    running.say(f"{plot} has been written")
+    running.draw_into(plot, partial(draw_by_length, variant=edit_similarity), generations)

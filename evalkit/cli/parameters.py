@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass, replace
 from difflib import get_close_matches
@@ -165,30 +165,25 @@ def _unknown_option(name: str, command: Command, ctx: click.Context) -> str:
         return known
     unknown = f"unknown option {name}"
     own = _long_options(command)
-    meant = _with_words(name, own)
-    if command.as_lm_eval and not meant and (similar := _with_words(name, OPTIONS)):
-        return f"{unknown}: for lm-eval's {similar}, {OPTIONS[similar]}"
-    if meant := meant or _nearest(name, own):
+    meant = _meant(name, [*own, *(OPTIONS if command.as_lm_eval else ())])
+    if meant in own:
         return f"{unknown}: did you mean {meant}? See {ctx.command_path} --help"
+    if meant:
+        return f"{unknown}: for lm-eval's {meant}, {OPTIONS[meant]}"
     commands: dict[str, list[str]] = {}
     for typed, other in _all_commands(ctx.find_root().command):
         for option in _long_options(other):
             commands.setdefault(option, []).append(typed)
-    if meant := _nearest(name, commands):
+    if meant := _meant(name, commands):
         return f"{unknown}: {meant} is one of evalkit {', '.join(commands[meant])}; see {ctx.command_path} --help"
     return f"{unknown}; see {ctx.command_path} --help"
 
 
-def _nearest(name: str, options: Iterable[str]) -> str:
-    """Return the option that is spelled most like a name; empty if none is similar."""
-    near = get_close_matches(name.lstrip("-"), [option[2:] for option in options], n=1, cutoff=0.8)
-    return f"--{near[0]}" if near else ""
-
-
-def _with_words(name: str, options: Iterable[str]) -> str:
-    """Return the shortest option that has the words of a name among its own; empty if there is none."""
-    words = {*name.strip("-").split("-")}
-    return min((option for option in options if words <= {*option.strip("-").split("-")}), key=len, default="")
+def _meant(name: str, options: Collection[str]) -> str:
+    """Return the shortest option with the words of a name, else the one that is spelled most like it, else nothing."""
+    words = {*name.split("-")}
+    having = sorted((option for option in options if words <= {*option.split("-")}), key=len)
+    return next(iter(having or get_close_matches(name, options, n=1, cutoff=0.85)), "")
 
 
 def _long_options(command: click.Command) -> list[str]:

@@ -25,6 +25,7 @@ import click
 
 from evalkit import __version__
 from evalkit.cli import benchmarks, comparing, cost, drawing, longbench, models, noise, results, ruler, study
+from evalkit.cli.lm_eval import in_long_form, option_in
 from evalkit.cli.parameters import SETTINGS, Commands, ResumableAbort
 from evalkit.display import shown_activity
 from evalkit.errors import EvalkitError, SeveralErrors
@@ -32,12 +33,14 @@ from evalkit.escape import printable
 
 
 class Root(Commands):
-    """The root command; options without a command are those of `evalkit run`, as in lm-eval."""
+    """The root command; options of `evalkit run` may be given without its name, as in lm-eval."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = [name for param in self.get_params(ctx) for name in param.opts]
         if args and args[0].startswith("-") and args[0] not in own:
-            args = ["run", *args]
+            of_run = {name for param in benchmarks.run.params for name in param.opts}
+            if of_run & set(map(option_in, in_long_form(args))):
+                args = ["run", *args]
         return super().parse_args(ctx, args)
 
 
@@ -101,13 +104,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _handlers(is_debug: bool) -> Iterator[list[int]]:
     """Make SIGTERM, which schedulers send at the end of a job's time limit, end the process as Ctrl-C does.
 
-    A second one ends it at once, without loss of a finished batch. The list has the signal once it has come. An
-    exception that ends a thread is printed as one line, too.
+    A second one ends it at once, without loss of a finished batch, as the first does in a forked process. The list has
+    the signal once it has come. An exception that ends a thread is printed as one line, too.
     """
     signals: list[int] = []
+    installer = os.getpid()
 
     def terminate(number: int, _: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
+        if os.getpid() != installer:  # of a pool that a library has forked
+            os.kill(os.getpid(), number)
         signals.append(number)
         raise KeyboardInterrupt
 

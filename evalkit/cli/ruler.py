@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
@@ -14,9 +14,6 @@ from evalkit.cli.parameters import argument, command, option
 from evalkit.cli.running import Printer
 from evalkit.display import doing
 from evalkit.errors import UsageError
-
-if TYPE_CHECKING:
-    from evalkit.runs.folder import Run
 
 
 @click.group(cls=RunGroup, add_help_option=False)
@@ -52,12 +49,9 @@ def run_ruler(
     evalkit ruler show RUN_A RUN_B --format latex                        a line for each model
     """
     from evalkit.benchmarks.ruler.results import draw_lengths
-    from evalkit.comparison.sides import names
-
-    def draw(runs: Sequence[Run]) -> None:
-        running.draw_into(plot, draw_lengths, runs, names(runs))
 
     models = running.checkpoints_of(checkpoints, model)
+    draw = partial(running.draw_runs, plot, draw_lengths)
     return running.evaluate(models, options | {"suite": "ruler"}, printer, dry, draw=draw)
 
 
@@ -81,12 +75,14 @@ def needle(
     """
     from evalkit.benchmarks.ruler.results import draw_depths
 
-    def draw(runs: Sequence[Run]) -> None:
-        running.draw_into(plot, draw_depths, runs[0])
-
-    models = running.checkpoints_of(checkpoints, model)
-    of_one = {"plot": plot}
-    return running.evaluate(models, options | {"suite": "needle"}, printer, dry, draw=draw, of_one=of_one)
+    return running.evaluate(
+        running.checkpoints_of(checkpoints, model),
+        options | {"suite": "needle"},
+        printer,
+        dry,
+        draw=lambda runs: running.draw_into(plot, draw_depths, *runs),
+        of_one={"plot": plot},
+    )
 
 
 @command(ruler, "show")
@@ -119,4 +115,4 @@ def show_ruler(
             f"the runs are of {', '.join(sorted(kinds))}; name runs of evalkit ruler, or of evalkit needle"
         )
     printer(lengths_report(opened, names(opened), rule))
-    running.draw_into(plot, draw_lengths, opened, names(opened))
+    running.draw_runs(plot, draw_lengths, opened)

@@ -236,6 +236,13 @@ def draw_into(plot: Path | None, draw: Callable[..., None], *arguments: Any) -> 
         say(f"{plot} has been written")
 
 
+def draw_runs(plot: Path | None, draw: Callable[..., None], runs: Sequence[Run]) -> None:
+    """Draw runs by their names into the file of --plot, if it is given."""
+    from evalkit.comparison.sides import names
+
+    draw_into(plot, draw, runs, names(runs))
+
+
 def evaluate(
     models: Sequence[str],
     options: dict[str, Any],
@@ -245,11 +252,12 @@ def evaluate(
     show: Callable[[Run, str], Report] | None = None,
     draw: Callable[[Sequence[Run]], None] | None = None,
     of_one: Mapping[str, Any] | None = None,
+    detail: bool = False,
 ) -> int:
     """Run a benchmark on checkpoints and print its report, of several a line each; of a dry run, what it would take.
 
     `options` as of `evalkit.evaluate`. `show` returns the report of a finished run under the requested rule, by
-    default the benchmark's own. `of_one` are options that several checkpoints cannot have.
+    default the benchmark's own, in `detail` if requested. `of_one` are options that several checkpoints cannot have.
 
     Returns:
         The exit code: 1 if one of several runs is not finished, or left out tasks.
@@ -261,7 +269,8 @@ def evaluate(
         printer(dry_run(models, options))
         return 0
     if len(models) > 1:
-        if given := [name for name, value in {"name": options.get("name"), **(of_one or {})}.items() if value]:
+        single = {"name": options.get("name"), "detail": detail, **(of_one or {})}
+        if given := [name for name, value in single.items() if value]:
             raise UsageError(f"{flag(given[0])}: is for one checkpoint, not several")
         return _evaluate_several(models, options, printer, workers, draw)
     from evalkit.benchmarks.registry import benchmark_of
@@ -279,7 +288,7 @@ def evaluate(
         say(f"these settings were already run, under the name {run.model}; --name {name} is not used")
     with doing("reading scores"):
         rule = plan.manifest["rule"]
-        report = show(run, rule) if show else benchmark_of(run).report(run, rule)
+        report = show(run, rule) if show else benchmark_of(run).report(run, rule, detail)
         for uncontrolled in others:
             report = _with_drop(report, uncontrolled, run, rule)
     printer.run(run, report)

@@ -21,9 +21,6 @@ def patient_start(seconds: float) -> Iterator[None]:
     """Wait so many seconds for this machine's process if Ray starts it within the block; start no dashboard."""
     from ray._private import services
 
-    def without(_: Any) -> Callable[..., tuple[None, None]]:
-        return lambda *_, **__: (None, None)
-
     def patient(get_node: Callable[..., Any]) -> Callable[..., Any]:
         """Return `get_node`, which raises a `RuntimeError` until this machine's process is there, with patience."""
 
@@ -38,5 +35,5 @@ def patient_start(seconds: float) -> Iterator[None]:
 
         return found
 
-    with replaced(services, start_api_server=without, get_node=patient):
+    with replaced(services, start_api_server=lambda _: lambda *_, **__: (None, None), get_node=patient):
         yield

@@ -50,8 +50,8 @@ def with_matches(given: Sequence[str], known: Iterable[str]) -> tuple[str, ...]:
     listed = list(known)
     names: list[str] = []
     for name in given:
-        matching = [match for match in matching_names(listed, name) if match not in given] if is_pattern(name) else []
-        names += [match for match in matching if match not in names] or [name]
+        matching = matching_names(listed, name) if is_pattern(name) else []
+        names += [match for match in matching if match not in (*given, *names)] if matching else [name]
     return tuple(names)
 
 

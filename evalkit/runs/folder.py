@@ -292,13 +292,12 @@ class Run:
                 raise ValueError(f"it belongs to run {identity}")
             if not isinstance(files, dict) or files.get(MANIFEST) != content_digest(self.manifest):
                 raise ValueError(f"{MANIFEST} is not the one that it was written with")
-            validated(content, StoredResults, ValueError, "results")
+        _check_form(self.folder / RESULTS, content, StoredResults)
         return files, content
 
     def require_form(self, form: type[Stored]) -> None:
         """Raise `RunError` if results.json is not valid in a benchmark's form."""
-        with _reading(self.folder, RESULTS):
-            validated(self.stored, form, ValueError, "results")
+        _check_form(self.folder / RESULTS, self.stored, form)
 
     def read(self, name: str) -> bytes:
         """Return a file of the finished run, verified by its digest."""
@@ -326,7 +325,7 @@ class Run:
         with _reading(self.folder, name):
             table = pd.read_parquet(io.BytesIO(content))
             if absent := [column for column in columns if column not in table]:
-                raise ValueError(f"it has no column {absent[0]}")
+                raise _of_earlier_version(self.folder / name, f"it has no column {absent[0]}")
         return table
 
 
@@ -341,11 +340,25 @@ def load_run(folder: Path | str) -> Run:
         manifest = _unsealed(folder / MANIFEST)
         if manifest.get("id") != specification_id(manifest.get("specification", {})):
             raise ValueError("its id does not match its specification")
-        validated(manifest, _Manifest, ValueError, "manifest")
+    _check_form(folder / MANIFEST, manifest, _Manifest)
     named = _ID_AT_END.fullmatch(folder.resolve().name[-13:])
     if named and named[1] != manifest["id"]:
         raise RunError(f"{folder} contains run {manifest['id']}, but its name is that of run {named[1]}; rename it")
     return Run(folder, manifest)
+
+
+def _check_form(path: Path, content: dict[str, Any], form: type[Stored]) -> None:
+    """Raise `RunError` if a file's content, whose digest is right, is not in the form that is written today."""
+    try:
+        validated(content, form, ValueError, path.name)
+    except (ValueError, RecursionError) as error:
+        raise _of_earlier_version(path, first_line(error)) from error
+
+
+def _of_earlier_version(path: Path, reason: str) -> RunError:
+    return RunError(
+        f"{path} was written by an earlier version of evalkit ({reason}); run its command again with another --output"
+    )
 
 
 @contextmanager

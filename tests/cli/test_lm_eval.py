@@ -68,9 +68,21 @@ def test_a_pattern_is_of_the_suite_before_it_is_of_all_tasks(evalkit: Command, c
         (("ruler", "--tasks", "nia*x"), "niah_single_1"),
         (("longbench", "--tasks", "qaspr*"), "qasper"),
         (("attention", "--tasks", "arc_x*"), "arc_easy"),
-        (("run", "--suite", "zeroshot8", "--tasks", "sciq*"), "arc_easy"),
+        (("run", "--suite", "zeroshot8", "--tasks", "sciq*"), "piqa"),
+        (("run", "--tasks", "arc_easy,zzz_*"), "evalkit ls tasks"),
+        (("run", "--tasks", "helaswag*"), "hellaswag"),
     ):
-        complains(evalkit(words[0], checkpoint, *words[1:]), 2, "unknown", words[-1], expected)
+        complains(evalkit(words[0], checkpoint, *words[1:]), 2, "unknown", words[-1].rpartition(",")[2], expected)
+
+
+def test_a_pattern_is_announced_once(evalkit: Command, checkpoint: Path) -> None:
+    outcome = evalkit(
+        "run", checkpoint, "--suite", "lm_eval", "--tasks", "sciq,sci[q],lambada_opena*i", "--rule", "acc"
+    )
+    complains(outcome, 2, "--rule")
+    assert outcome.err.count("lambada_openai") == 1
+    outcome = evalkit("run", checkpoint, "--tasks", "zzz_*")
+    assert "zzz_*: " not in outcome.err and len(outcome.err) < 300
 
 
 def test_the_list_of_tasks_has_whole_names(evalkit: Command) -> None:

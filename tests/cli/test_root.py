@@ -107,6 +107,22 @@ def test_what_cannot_be_read_or_written(run: Command, checkpoint: Path) -> None:
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "nouns"),
+    [
+        (["--verison"], ["--verison", "--version"]),
+        (["--modle", "hf", "--tasks", "piqa"], ["--modle", "--model"]),
+        (["run", "/absent", "--data-dir", "/absent", "--dtype", "fp8"], ["dtype 'fp8'", "float16"]),
+        (["run", "/absent", "--dtype", "fp8", "--tasks", "zzz_*"], ["dtype 'fp8'"]),
+        (["run", "/absent", "--context-method", "yran"], ["'yran'", "yarn"]),
+        (["ruler", "/absent", "--context", "8192", "--context-method", "yran"], ["'yran'", "yarn"]),
+        (["longbench", "/absent", "--context", "none", "--context-method", "yran"], ["'yran'", "yarn"]),
+    ],
+)
+def test_a_mistyped_option_or_value_is_the_first_error(evalkit: Command, words: list[str], nouns: list[str]) -> None:
+    complains(evalkit(*words), 2, *nouns)
+
+
 # As a process
 
 
@@ -220,6 +236,37 @@ def test_handlers_are_restored_and_those_of_others_stay(evalkit: Command, monkey
     finally:
         signal.signal(signal.SIGTERM, previous)
     assert caught == [signal.SIGTERM]
+
+
+FORKED = """
+import os, signal, time
+
+def forked():
+    if (child := os.fork()) == 0:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        finally:
+            os._exit(7)
+    print("signal", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+import evalkit.cli.listing as module
+from evalkit.cli import main
+from evalkit.reporting.report import Report
+module.rules = lambda: (forked(), Report(()))[1]
+main(["ls", "rules"])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs forks")
+def test_a_forked_process_is_terminated_without_a_word() -> None:
+    """Such as those of lm-eval's pool for bootstrap samples."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, env=environment, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"signal -{int(signal.SIGTERM)}")
+    assert done.stderr == ""
 
 
 # Completion

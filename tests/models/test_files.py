@@ -25,7 +25,7 @@ from evalkit.models.loading import fingerprint as hashing
 from evalkit.models.loading.files import file_states, is_begun, why_incomplete
 from evalkit.models.loading.fingerprint import Fingerprint, fingerprint
 from evalkit.models.loading.locate import locate, needed_files, resolve_dtype
-from evalkit.models.loading.spec import extension_of
+from evalkit.models.loading.spec import extension_of, model_spec
 from tests.models.loading import edit_config, load_folder
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
@@ -280,7 +280,7 @@ def test_dtype_from_the_config_or_the_weights(tmp_path: Path) -> None:
     edit_config(path, "dtype")
     assert resolve_dtype(locate(str(path)), "auto") == "float16"
     with pytest.raises(UnknownNameError, match="'bflot16'"):
-        resolve_dtype(locate(str(path)), "bflot16")
+        model_spec(path, dtype="bflot16")
     edit_config(path, dtype="float64")
     with pytest.raises(CheckpointError, match=r"float64.*--dtype"):
         resolve_dtype(locate(str(path)), "auto")

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from evalkit.benchmarks.registry import benchmark_of
@@ -20,7 +21,7 @@ from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, SCORES, load_run, sp
 from evalkit.runs.writing import open_run
 from tests.runs.conftest import MANIFEST as CONTENT
 from tests.runs.conftest import SPECIFICATION, Small
-from tests.sealed import write_run
+from tests.sealed import read, reseal, write, write_run
 
 LONG = "x" * 300
 
@@ -112,6 +113,25 @@ def test_folders_that_hold_no_finished_run(make: Callable[..., Path]) -> None:
     for name, noun in (("begun", "not finished"), ("dama", MANIFEST), ("torn", MANIFEST)):
         with pytest.raises(RunError, match=noun):
             find_run(name, root)
+
+
+@pytest.mark.parametrize(("name", "key"), [(MANIFEST, "group_sizes"), (RESULTS, "averages")])
+def test_a_run_of_an_earlier_version_is_not_called_damaged(make: Callable[..., Path], name: str, key: str) -> None:
+    """Its digests are right, and a key of today's form is absent."""
+    folder = make("org/earlier")
+    write(folder, name, {other: value for other, value in read(folder, name).items() if other != key})
+    reseal(folder)
+    with pytest.raises(RunError, match=rf"{name} was written by an earlier version .*{key}.*--output") as raised:
+        everything(folder)
+    assert "damaged" not in str(raised.value)
+
+
+def test_a_table_of_an_earlier_version_is_not_called_damaged(make: Callable[..., Path]) -> None:
+    folder = make("org/earlier")
+    pd.DataFrame({"other": [1]}).to_parquet(folder / "generations.parquet")
+    reseal(folder)
+    with pytest.raises(RunError, match=r"generations\.parquet was written by an earlier version .*answer"):
+        load_run(folder).table("generations.parquet", ["answer"])
 
 
 def test_a_folder_is_opened_again_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from evalkit.benchmarks.session import run_plan
 from evalkit.cli.root import cli
 from evalkit.errors import UsageError
 from evalkit.models.loading.locate import silent
-from evalkit.runs.folder import JOURNAL, Run
+from evalkit.runs.folder import JOURNAL, MANIFEST, Run
 from evalkit.runs.score_table import ScoreRow
 from evalkit.runs.traits import NO_BATCH
 from evalkit.studies import deciding
@@ -29,6 +29,7 @@ from evalkit.studies.deciding import Decision, decide, decision_report, samples
 from tests.benchmarks.lm_eval.made import write_task
 from tests.journals import entries_of
 from tests.marks import fast
+from tests.sealed import read, reseal, write
 from tests.studies.made import Told
 from tests.tiny import tiny_checkpoint
 
@@ -123,6 +124,28 @@ def test_a_rounded_run_is_the_same_after_another_sample(folder: Path, tmp_path: 
     both = run(folder, tmp_path, told, sample=90, **rounded)
     assert not any("which are reused" in line for line in told.lines)
     assert both.scores.equals(run(folder, tmp_path / "alone", sample=90, **rounded).scores)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reused"),
+    [({}, True), ({"device": "cuda:0", "hardware": "NVIDIA H200"}, False), ({"hardware": "another"}, False)],
+)
+def test_batches_of_other_devices_are_not_taken(
+    folder: Path, tmp_path: Path, changed: dict[str, str], reused: bool
+) -> None:
+    """In half precision; the other run is the first look of a decision."""
+    more: dict[str, Any] = {"dtype": "bfloat16", "token_budget": 512}
+    other = run(folder, tmp_path / "runs", sample=40, **more)
+    manifest = read(other.folder, MANIFEST)
+    manifest["devices"] = [device | changed for device in manifest["devices"]]
+    write(other.folder, MANIFEST, manifest)
+    reseal(other.folder)
+    runs, told = {}, Told()
+    for name in ("runs", "alone"):
+        given = options(folder, tmp_path / name, sample=90, **more)
+        runs[name] = run_plan(planned(str(folder / "a"), given, silent, [40]), told)
+    assert any("which are reused" in line for line in told.lines) is reused
+    assert runs["runs"].scores.equals(runs["alone"].scores)
 
 
 def test_products_in_a_faster_format_are_rounded(folder: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import logging
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -198,7 +199,7 @@ def with_task_names(request: SuiteRequest, say: Say) -> SuiteRequest:
     """Return a request with patterns, such as arc_*, replaced by the tasks that match.
 
     These are of the request's suite; without one of the default suite, else of evalkit's requests, else of lm-eval's
-    catalogue. A pattern without a match is kept.
+    catalogue. Raises a `UsageError` for a pattern without a match.
     """
     patterns = [name for name in request.tasks if is_pattern(name)]
     if not patterns:
@@ -210,7 +211,12 @@ def with_task_names(request: SuiteRequest, say: Say) -> SuiteRequest:
     for names in known:
         tasks = with_matches(tasks, names)
     if request.suite in (None, LM_EVAL) and any(map(is_pattern, tasks)):
-        tasks = with_matches(tasks, _task_names(request.include_path, say))
+        known.append(_task_names(request.include_path, say))
+        tasks = with_matches(tasks, known[-1])
+    if unmatched := next(filter(is_pattern, tasks), None):
+        near = get_close_matches(unmatched, {name for names in known for name in names}, n=5, cutoff=0.4)
+        advice = f"did you mean {', '.join(near)}?" if near else "see evalkit ls tasks"
+        raise UsageError(f"unknown task '{unmatched}': no name of a task matches this pattern; {advice}")
     say(f"{', '.join(patterns)}: {', '.join(tasks)}")
     return replace(request, tasks=tasks)
 

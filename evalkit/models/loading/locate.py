@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evalkit.display import Say
-from evalkit.errors import CheckpointError, UnknownNameError, first_line
+from evalkit.errors import CheckpointError, first_line
 from evalkit.models.loading import files
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -258,8 +258,6 @@ def read_config(folder: Path) -> dict[str, Any]:
 def resolve_dtype(checkpoint: Checkpoint, requested: str) -> str:
     """Return the dtype to compute in: the requested one, or for "auto" the checkpoint's; of a GGUF file, float32."""
     if requested != "auto":
-        if requested not in DTYPES:
-            raise UnknownNameError("dtype", requested, ("auto", *DTYPES))
         return requested
     if checkpoint.gguf is not None:
         return "float32"

@@ -18,8 +18,8 @@ from evalkit.inputs import values
 from evalkit.inputs.settings import check_names, fitted, setting
 from evalkit.inputs.validated import read_settings
 from evalkit.inputs.values import name_or_path
-from evalkit.models.context.extension import ContextSettings, Extension, context_window, plan_extension
-from evalkit.models.loading.locate import QUANTISATION, Checkpoint, locate, silent
+from evalkit.models.context.extension import METHODS, ContextSettings, Extension, context_window, plan_extension
+from evalkit.models.loading.locate import DTYPES, QUANTISATION, Checkpoint, locate, silent
 from evalkit.paths import resource
 
 if TYPE_CHECKING:
@@ -109,6 +109,10 @@ def model_spec(model: str | Path, **options: Any) -> ModelSpec:
     """Build a `ModelSpec` from its fields; paths and numbers may be given as strings, None is the default."""
     check_names(options, ModelSpec)
     spec = ModelSpec(name_or_path("--model", model), **fitted(ModelSpec, options))
+    if spec.dtype not in ("auto", *DTYPES):
+        raise UnknownNameError("dtype", spec.dtype, ("auto", *DTYPES))
+    if spec.context_method not in (None, *METHODS):
+        raise UnknownNameError("context method", spec.context_method, METHODS)
     # Whether this machine has the device is checked when a model is needed: finished runs are read anywhere
     if not _DEVICE.fullmatch(spec.device):
         raise UsageError(f"--device {spec.device}: not a device; expected auto, cpu, cuda, cuda:N or mps")
