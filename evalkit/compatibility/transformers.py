@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,7 @@ from evalkit.compatibility.names import replaced
 _CAPTURING = "transformers.utils.output_capturing"
 _OF_CHECKPOINTS = "transformers_modules."
 _LIBRARY = "transformers."
+_MODELS = "transformers.models."
 _NAME = re.compile(r"""\.(\w+)|["']([\w.]+)["']""")
 """Names that code can read from a config: attributes and strings."""
 _INPUT_GRADIENTS = "PreTrainedModel.enable_input_require_grads.<locals>.make_inputs_require_grads"
@@ -156,6 +158,24 @@ def causal_language_models() -> Mapping[str, str]:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def imported_layers(kind: str | None) -> list[type]:
+    """Return transformers' classes beside the causal language model of a type, or of all types if it is None.
+
+    Those that are not imported, which nothing can have changed, are left out.
+    """
+    from torch.nn import Module
+
+    known = causal_language_models()
+    names = set(known.values()) if kind is None else {known.get(kind)}
+    layers = list[type]()
+    for path, module in [*sys.modules.items()]:
+        if path.startswith(_MODELS) and ".modeling_" in path:
+            defined = [part for part in vars(module).values() if getattr(part, "__module__", "") == path]
+            if any(getattr(part, "__name__", "") in names for part in defined):
+                layers += [part for part in defined if isinstance(part, type) and issubclass(part, Module)]
+    return layers
 
 
 def ties_head(model: Any) -> bool:
