@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,15 @@ _CAPTURING = "transformers.utils.output_capturing"
 _OF_CHECKPOINTS = "transformers_modules."
 _LIBRARY = "transformers."
 _MODELS = "transformers.models."
-_NAME = re.compile(r"""\.(\w+)|["']([\w.]+)["']""")
-"""Names that code can read from a config: attributes and strings."""
+_READ = re.compile(
+    r"""config(?:uration)?(?:\.get_text_config\([^()]*\))?\.(\w+)"""
+    r"""|attr\(\s*[\w.]*(?:config|self)[\w.()]*,\s*["'](\w+)["']"""
+    r"""|(?:kwargs|config)\.(?:get|pop|setdefault)\(\s*["'](\w+)["']"""
+    r"""|["'](\w+)["'] (?:not )?in \w*(?:kwargs|config)|kwargs\[["'](\w+)["']\]"""
+)
+"""Names that code reads from a config or from its keyword arguments."""
+_OWN = re.compile(r"\bself\.(\w+)")
+"""Attributes that the code of a config reads."""
 _INPUT_GRADIENTS = "PreTrainedModel.enable_input_require_grads.<locals>.make_inputs_require_grads"
 
 
@@ -125,11 +133,8 @@ def declared_settings(kind: Any) -> Collection[str]:
 
 
 @cache
-def names_in_code(kind: Any) -> Collection[str]:
-    """Return the names that the files of a config class and of its models contain, as attributes or strings.
-
-    A class reads settings that it does not declare by name, from its keyword arguments or from a config.
-    """
+def settings_read(kind: Any) -> Collection[str]:
+    """Return the settings that the files of a config class and of its models read, declared or not."""
     names = set[str]()
     for base in kind.__mro__:
         is_library = base.__module__.startswith(_LIBRARY)
@@ -139,7 +144,9 @@ def names_in_code(kind: Any) -> Collection[str]:
         folder = Path(inspect.getfile(base)).parent
         for path in (path for pattern in patterns for path in folder.glob(pattern)):
             content = path.read_text(encoding="utf-8", errors="replace")
-            names.update(name for groups in _NAME.findall(content) for name in groups)
+            patterns_of_file = (_READ, _OWN) if "config" in path.name else (_READ,)
+            for match in chain.from_iterable(pattern.finditer(content) for pattern in patterns_of_file):
+                names.update(filter(None, match.groups()))
     return names
 
 
@@ -161,15 +168,15 @@ def causal_language_models() -> Mapping[str, str]:
 
 
 def imported_layers(kind: str | None) -> list[type]:
-    """Return transformers' classes beside the causal language model of a type, or of all types if it is None.
+    """Return torch's common layers and the classes beside the causal language model of a type; None: of all types.
 
-    Those that are not imported, which nothing can have changed, are left out.
+    Classes that are not imported, which nothing can have changed, are left out.
     """
-    from torch.nn import Module
+    from torch.nn import Embedding, LayerNorm, Linear, Module
 
     known = causal_language_models()
     names = set(known.values()) if kind is None else {known.get(kind)}
-    layers = list[type]()
+    layers: list[type] = [Embedding, LayerNorm, Linear]
     for path, module in [*sys.modules.items()]:
         if path.startswith(_MODELS) and ".modeling_" in path:
             defined = [part for part in vars(module).values() if getattr(part, "__module__", "") == path]

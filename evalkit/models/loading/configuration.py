@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evalkit.compatibility.transformers import collected_warnings, declared_settings, names_in_code
+from evalkit.compatibility.transformers import collected_warnings, declared_settings, settings_read
 from evalkit.errors import CheckpointError, reading_as
 from evalkit.models.loading.checks import natively_known
 from evalkit.models.loading.files import WINDOW_KEYS
@@ -26,7 +26,8 @@ _WITHOUT_EFFECT = re.compile(
     r"pruned_heads|is_decoder|add_cross_attention|tie_encoder_decoder|gradient_checkpointing|pretraining_tp|verbose|"
     r"n_special|predict_special_tokens|summary_\w+|problem_type|"
     # Of training: dropout, initialisation, losses
-    r"\w*(dropout|pdrop|layerdrop)|init_\w+|initializer_\w+|\w*(aux|router)_loss\w*|loss_\w+|seq_aux|"
+    r"\w*(dropout|pdrop|layerdrop)|initializer_\w+|init_(std|xavier_std|device|fn|config)|"
+    r"\w*(aux|router)_loss\w*|loss_(type|reduction|ignore_index)|seq_aux|"
     # Tokens that evalkit takes from the tokenizer; sizes, which the weights have too; parts that read no text
     r"\w+_token_(id|index)s?|d_model|d_inner|n_layer|n_embd|pad_vocab_size_multiple|experts_per_token|"
     r"initial_context_length|(vision|image|video|audio)_\w+"
@@ -134,7 +135,7 @@ def naming_rotary_keys(folder: Path, config: Any) -> Iterator[None]:
 def _unread(config: Any, raw: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield the keys with a value that neither a config's class nor the code of its models reads."""
     kind: Any = type(config)
-    known = {*declared_settings(kind), *names_in_code(kind), *WINDOW_KEYS}
+    known = {*declared_settings(kind), *settings_read(kind), *WINDOW_KEYS}
     for key, value in raw.items():
         if _WITHOUT_EFFECT.fullmatch(key):
             continue
