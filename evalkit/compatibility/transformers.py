@@ -34,6 +34,8 @@ _READ = re.compile(
 """Names that code reads from a config or from its keyword arguments."""
 _OWN = re.compile(r"\bself\.(\w+)")
 """Attributes that the code of a config reads."""
+_NAME = re.compile(r"""\.(\w+)|["']([\w.]+)["']""")
+"""Names in other code, which may read a config in other ways: attributes and strings."""
 _INPUT_GRADIENTS = "PreTrainedModel.enable_input_require_grads.<locals>.make_inputs_require_grads"
 
 
@@ -126,7 +128,7 @@ def declared_settings(kind: Any) -> Collection[str]:
 
     No public function lists them: a config also stores any other key that it is given.
     """
-    declared = {field.name for field in dataclasses.fields(kind)} | {*dir(kind), *kind.attribute_map}
+    declared = {field.name for field in dataclasses.fields(kind)} | {*dir(kind), *chain(*kind.attribute_map.items())}
     for base in kind.__mro__:
         declared.update(inspect.signature(vars(base).get("__init__", object.__init__)).parameters)
     return declared
@@ -144,8 +146,8 @@ def settings_read(kind: Any) -> Collection[str]:
         folder = Path(inspect.getfile(base)).parent
         for path in (path for pattern in patterns for path in folder.glob(pattern)):
             content = path.read_text(encoding="utf-8", errors="replace")
-            patterns_of_file = (_READ, _OWN) if "config" in path.name else (_READ,)
-            for match in chain.from_iterable(pattern.finditer(content) for pattern in patterns_of_file):
+            forms = [_READ, *([_OWN] if path.name.startswith("configuration_") else [])] if is_library else [_NAME]
+            for match in chain.from_iterable(form.finditer(content) for form in forms):
                 names.update(filter(None, match.groups()))
     return names
 
