@@ -147,10 +147,12 @@ def unsaved_tensors(model: Any) -> dict[str, torch.Tensor]:
     """Return, by name, the tensors of a model that are not saved with it.
 
     These are buffers, and tensors in attributes of its modules: in containers, in modules that are no submodules, and
-    in other objects of the model's own code. Tensors that a hook sets before each forward pass are left out.
+    in other objects of the model's own code. Tensors that a hook sets before each forward pass are left out, and those
+    that are a parameter or a saved buffer.
     """
     package = _package(model)
-    saved = model.state_dict().keys()
+    saved = model.state_dict(keep_vars=True)
+    identities = {id(tensor) for tensor in saved.values()}
     tensors = dict[str, torch.Tensor]()
     seen = set[int]()
 
@@ -174,7 +176,7 @@ def unsaved_tensors(model: Any) -> dict[str, torch.Tensor]:
         return list(vars(value).items()) if _package(value) == package and hasattr(value, "__dict__") else []
 
     collect(model, "")
-    return {name: tensor for name, tensor in tensors.items() if name not in saved}
+    return {name: tensor for name, tensor in tensors.items() if name not in saved and id(tensor) not in identities}
 
 
 def _package(value: Any) -> str:

@@ -40,8 +40,10 @@ def remarks(folder: Path, config: dict[str, Any]) -> str:
 UNREAD: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"my_attention": {"kind": "integral"}, "qk_norm": True}, ("my_attention", "qk_norm")),
     ({"use_rope": False}, ("use_rope",)),
-    ({"softmax": "integral", "norm": 1, "scaling": 0.5, "init_lambda": 0.8, "layers": [1], "loss_lambda": 0.7},
-     ("softmax", "norm", "scaling", "init_lambda", "layers", "loss_lambda")),
+    (
+        {"softmax": "integral", "norm": 1, "scaling": 0.5, "init_lambda": 0.8, "layers": [1], "loss_lambda": 0.7},
+        ("softmax", "norm", "scaling", "init_lambda", "layers", "loss_lambda"),
+    ),
     ({"sliding_window_size": 64, "norm_eps": 1e-3}, ("sliding_window_size", "norm_eps")),
     ({"sliding_window": 4, "layer_types": ["sliding_attention"] * 2}, ("sliding_window", "layer_types")),
     ({"rope_interleaved": True}, ("rope_interleaved",)),
