@@ -376,11 +376,12 @@ def scaled_attention(scale: float) -> Callable[..., Any]:
 def patches() -> dict[str, tuple[Any, str, Any]]:
     """Return what users put in place of a library's code, as object, attribute and value."""
     scaled = scaled_attention(0.5)
+    wrapping = functools.wraps(LlamaAttention.forward)(scaled_attention(2.0))
     eager, sdpa = modeling_llama.eager_attention_forward, ALL_ATTENTION_FUNCTIONS["sdpa"]
     return {
         "method": (LlamaAttention, "forward", scaled),
         "another number": (LlamaAttention, "forward", scaled_attention(0.25)),
-        "named as the original": (LlamaAttention, "forward", functools.wraps(LlamaAttention.forward)(scaled_attention(2.0))),
+        "named as the original": (LlamaAttention, "forward", wrapping),
         "in a decorator of torch": (LlamaAttention, "forward", torch.no_grad()(scaled)),
         "another class's": (LlamaAttention, "forward", Qwen2Attention.forward),
         "layer of torch": (torch.nn.Linear, "forward", lambda self, given: given @ self.weight.T),

@@ -36,15 +36,15 @@ _WITHOUT_EFFECT = re.compile(
 )
 """Keys that do not change what a language model computes from its weights."""
 _AS_COMPUTED: Mapping[str, Any] = {
-    "activation_function": "gelu_pytorch_tanh", "apply_residual_connection_post_layernorm": False, "attention_bias": False, "attention_softmax_in_fp32": True,
-    "bias_dropout_fusion": True, "full_attn_mod": 1, "fused_add_norm": True, "hidden_act": "gelu_pytorch_tanh", "interpolate_factor": 1, "is_causal": True,
-    "lm_head_bias": False,
-    "masked_softmax_fusion": True, "mlp_bias": False, "mlp_type": "default", "moe_layer_freq": 1,
-    "norm_type": "layer_norm", "offset_alibi": 100, "order_of_interleaved_layers": "local_attn_first",
-    "position_embedding_type": "rope_gptj", "rms_norm": True, "rope_interleaved": False, "rotary": True, "rotary_pct": 1.0,
-    "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True,
-    "skip_bias_add": True, "skip_bias_add_qkv": False, "use_embedding_sharing": True, "use_gated_activation": True,
-    "use_mrope": False, "use_parallel_block": True, "use_parallel_embedding": True,
+    "activation_function": "gelu_pytorch_tanh", "apply_residual_connection_post_layernorm": False,
+    "attention_bias": False, "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "full_attn_mod": 1,
+    "fused_add_norm": True, "hidden_act": "gelu_pytorch_tanh", "interpolate_factor": 1, "is_causal": True,
+    "lm_head_bias": False, "masked_softmax_fusion": True, "mlp_bias": False, "mlp_type": "default",
+    "moe_layer_freq": 1, "norm_type": "layer_norm", "offset_alibi": 100,
+    "order_of_interleaved_layers": "local_attn_first", "position_embedding_type": "rope_gptj", "rms_norm": True,
+    "rope_interleaved": False, "rotary": True, "rotary_pct": 1.0, "scale_attention_softmax_in_fp32": True,
+    "scale_attn_weights": True, "skip_bias_add": True, "skip_bias_add_qkv": False, "use_embedding_sharing": True,
+    "use_gated_activation": True, "use_mrope": False, "use_parallel_block": True, "use_parallel_embedding": True,
 }  # fmt: skip
 """Keys of published checkpoints → the value that models whose class does not read the key compute."""
 _UNREAD_ROTARY = re.compile(r"Unrecognized keys in `rope_parameters` .*\{(.*)\}")
@@ -98,8 +98,8 @@ def own_config(folder: Path, raw: Mapping[str, Any], remote: bool) -> OwnConfig:
         kind = type(config)
         listed = ", ".join(dict.fromkeys(unread))
         remarks.append(
-            f"config.json has settings that {kind.__name__} does not read ({listed}); if they change the model, correct "
-            "config.json or give the model's code (docs/models.md)"
+            f"config.json has settings that {kind.__name__} does not read ({listed}); if they change the model, "
+            "correct config.json or give the model's code (docs/models.md)"
         )
     return OwnConfig(config, tuple(remarks))
 
