@@ -134,7 +134,7 @@ def writing(path: str | Path) -> Iterator[None]:
         code = error.errno if isinstance(error, OSError) else number and int(number[1])
         if code is None or errno.errorcode.get(code) not in _NO_ROOM:
             raise
-        raise RunError(f"{path}: cannot be written ({os.strerror(code)}); free some room") from error
+        raise RunError(f"{path}: cannot be written ({os.strerror(code)}); write elsewhere or free room") from error
 
 
 @contextmanager

@@ -10,10 +10,12 @@ import dataclasses
 import inspect
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,18 @@ from evalkit.compatibility.names import replaced
 _CAPTURING = "transformers.utils.output_capturing"
 _OF_CHECKPOINTS = "transformers_modules."
 _LIBRARY = "transformers."
+_MODELS = "transformers.models."
+_READ = re.compile(
+    r"""config(?:uration)?(?:\.get_text_config\([^()]*\))?\.(\w+)"""
+    r"""|attr\(\s*[\w.]*(?:config|self)[\w.()]*,\s*["'](\w+)["']"""
+    r"""|(?:kwargs|config)\.(?:get|pop|setdefault)\(\s*["'](\w+)["']"""
+    r"""|["'](\w+)["'] (?:not )?in \w*(?:kwargs|config)|kwargs\[["'](\w+)["']\]"""
+)
+"""Names that code reads from a config or from its keyword arguments."""
+_OWN = re.compile(r"\bself\.(\w+)")
+"""Attributes that the code of a config reads."""
 _NAME = re.compile(r"""\.(\w+)|["']([\w.]+)["']""")
-"""Names that code can read from a config: attributes and strings."""
+"""Names in other code, which may read a config in other ways: attributes and strings."""
 _INPUT_GRADIENTS = "PreTrainedModel.enable_input_require_grads.<locals>.make_inputs_require_grads"
 
 
@@ -116,18 +128,15 @@ def declared_settings(kind: Any) -> Collection[str]:
 
     No public function lists them: a config also stores any other key that it is given.
     """
-    declared = {field.name for field in dataclasses.fields(kind)} | {*dir(kind), *kind.attribute_map}
+    declared = {field.name for field in dataclasses.fields(kind)} | {*dir(kind), *chain(*kind.attribute_map.items())}
     for base in kind.__mro__:
         declared.update(inspect.signature(vars(base).get("__init__", object.__init__)).parameters)
     return declared
 
 
 @cache
-def names_in_code(kind: Any) -> Collection[str]:
-    """Return the names that the files of a config class and of its models contain, as attributes or strings.
-
-    A class reads settings that it does not declare by name, from its keyword arguments or from a config.
-    """
+def settings_read(kind: Any) -> Collection[str]:
+    """Return the settings that the files of a config class and of its models read, declared or not."""
     names = set[str]()
     for base in kind.__mro__:
         is_library = base.__module__.startswith(_LIBRARY)
@@ -137,7 +146,9 @@ def names_in_code(kind: Any) -> Collection[str]:
         folder = Path(inspect.getfile(base)).parent
         for path in (path for pattern in patterns for path in folder.glob(pattern)):
             content = path.read_text(encoding="utf-8", errors="replace")
-            names.update(name for groups in _NAME.findall(content) for name in groups)
+            forms = [_READ, *([_OWN] if path.name.startswith("configuration_") else [])] if is_library else [_NAME]
+            for match in chain.from_iterable(form.finditer(content) for form in forms):
+                names.update(filter(None, match.groups()))
     return names
 
 
@@ -156,6 +167,24 @@ def causal_language_models() -> Mapping[str, str]:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def imported_layers(kind: str | None) -> list[type]:
+    """Return torch's common layers and the classes beside the causal language model of a type; None: of all types.
+
+    Classes that are not imported, which nothing can have changed, are left out.
+    """
+    from torch.nn import Embedding, LayerNorm, Linear, Module
+
+    known = causal_language_models()
+    names = set(known.values()) if kind is None else {known.get(kind)}
+    layers: list[type] = [Embedding, LayerNorm, Linear]
+    for path, module in [*sys.modules.items()]:
+        if path.startswith(_MODELS) and ".modeling_" in path:
+            defined = [part for part in vars(module).values() if getattr(part, "__module__", "") == path]
+            if any(getattr(part, "__name__", "") in names for part in defined):
+                layers += [part for part in defined if isinstance(part, type) and issubclass(part, Module)]
+    return layers
 
 
 def ties_head(model: Any) -> bool:

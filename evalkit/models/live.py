@@ -36,7 +36,7 @@ from evalkit.models.loading.load import LoadedModel
 from evalkit.models.loading.locate import DTYPES, Checkpoint, silent
 from evalkit.models.loading.spec import UNSTRETCHED, ModelSpec
 from evalkit.models.loading.tokenizer import disable_sampling, load_tokenizer, probe_ids
-from evalkit.models.module_state import class_of, is_stock, preserved, saved_weights, state_digest
+from evalkit.models.module_state import changed_code, class_of, is_stock, preserved, saved_weights, state_digest
 from evalkit.paths import temporary_folder
 
 _DEVICES = ("cpu", "cuda", "mps")
@@ -59,7 +59,8 @@ class LiveSpec(ModelSpec):
         is_called = isinstance(self.module, CalledModel)
         if len(set(digests)) > 1 and not (is_called and self.module.is_sharded):
             raise CheckpointError(f"{self.model}: weights or buffers differ between the processes of the training")
-        saved = () if is_called or not self.stock else saved_weights(self.module, self.folder)
+        is_saved = self.stock and not is_called and not self._changed_code
+        saved = saved_weights(self.module, self.folder) if is_saved else ()
         of_all = hashlib.sha256(" ".join(digests).encode()).hexdigest() if len(set(digests)) > 1 else ""
         state = saved or (("state", of_all or state_digest(self.module)),)
         if not self.stock:
@@ -69,6 +70,10 @@ class LiveSpec(ModelSpec):
             )
             state = (*state, ("evaluation", uuid4().hex))
         return state
+
+    @property
+    def _changed_code(self) -> dict[str, Any]:
+        return changed_code(map(class_of, self.module.modules()))
 
     def probed(self) -> LiveSpec:
         """Return the spec with the dtype and the device in which a called model computes; it runs the model."""
@@ -108,7 +113,7 @@ class LiveSpec(ModelSpec):
             window=context_window(name, module.config.get_text_config().to_dict(), tokenizer, say),
             fingerprint=fingerprint(checkpoint),
             generation=generation_settings(self.folder),
-            stock=self.stock and not is_called,
+            stock=self.stock and not is_called and not self._changed_code,
         )
         return replace(loaded, architecture=class_of(module.module).__name__) if is_called else loaded
 

@@ -10,12 +10,14 @@ import hashlib
 import inspect
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence, Set
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy, deepcopy
 from enum import Enum
 from functools import cache, partial
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,7 +25,8 @@ import safetensors.torch
 import torch
 import xxhash
 from torch.distributed.fsdp import FSDPModule
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from evalkit.compatibility.torch import (
     hooks_of,
@@ -40,6 +43,11 @@ _TRAINING = ("training", "gradient_checkpointing")
 _STATE = ("_parameters", "_buffers", "_modules")
 _KNOWN = ("torch.", "evalkit.")
 """Beginnings of the modules' names of classes whose code is not hashed."""
+_LIBRARIES = sys.stdlib_module_names | {"torch", "transformers", "evalkit", "accelerate"}
+"""Packages whose functions are classes' own or decorate them."""
+_INTEGRATIONS = "transformers.integrations."
+"""Beginning of the modules' names whose decorators add methods to classes."""
+_MODELS = "transformers.models."
 _NAMES = ("name_or_path",)
 _Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 
@@ -92,6 +100,10 @@ def _attributes(module: Any) -> dict[str, tuple[type, dict[str, Any]]]:
 
 def attributes_digest(module: Any) -> str:
     """Hash the public attributes of all modules: numbers, texts, tensors, and what contains these, such as configs."""
+    return _digest_of({name: _public(vars(part), _NAMES) for name, part in module.named_modules()})
+
+
+def _digest_of(content: Any) -> str:
     seen = set[int]()
 
     def text(value: Any) -> str:
@@ -111,14 +123,18 @@ def attributes_digest(module: Any) -> str:
             return f"[{', '.join(map(text, value))}]"
         if isinstance(value, partial):
             return text([value.func, value.args, value.keywords])
+        if isinstance(value, CodeType):
+            return text([value.co_code, value.co_names, value.co_consts])
+        if isinstance(value, FunctionType) and id(value) not in seen and _is_foreign(value):
+            seen.add(id(value))
+            return f"{value.__qualname__} {text(_parts_of(value))}"
         # An object may be the attribute of many modules, and refer to itself; modules are listed by themselves
         content = {} if isinstance(value, torch.nn.Module) or id(value) in seen else getattr(value, "__dict__", {})
         seen.add(id(value))
         name = getattr(value, "__qualname__", type(value).__qualname__)
         return name if isinstance(value, type) else f"{name} {text(_public(content, _NAMES))}"
 
-    attributes = {name: _public(vars(part), _NAMES) for name, part in module.named_modules()}
-    return hashlib.sha256(text(attributes).encode("utf-8", "surrogateescape")).hexdigest()
+    return hashlib.sha256(text(content).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _public(attributes: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
@@ -131,10 +147,12 @@ def unsaved_tensors(model: Any) -> dict[str, torch.Tensor]:
     """Return, by name, the tensors of a model that are not saved with it.
 
     These are buffers, and tensors in attributes of its modules: in containers, in modules that are no submodules, and
-    in other objects of the model's own code. Tensors that a hook sets before each forward pass are left out.
+    in other objects of the model's own code. Tensors that a hook sets before each forward pass are left out, and those
+    that are a parameter or a saved buffer.
     """
     package = _package(model)
-    saved = model.state_dict().keys()
+    saved = model.state_dict(keep_vars=True)
+    identities = {id(tensor) for tensor in saved.values()}
     tensors = dict[str, torch.Tensor]()
     seen = set[int]()
 
@@ -158,7 +176,7 @@ def unsaved_tensors(model: Any) -> dict[str, torch.Tensor]:
         return list(vars(value).items()) if _package(value) == package and hasattr(value, "__dict__") else []
 
     collect(model, "")
-    return {name: tensor for name, tensor in tensors.items() if name not in saved}
+    return {name: tensor for name, tensor in tensors.items() if name not in saved and id(tensor) not in identities}
 
 
 def _package(value: Any) -> str:
@@ -286,10 +304,85 @@ def state_digest(model: torch.nn.Module) -> str:
         digest.update(f"module\t{name}\t{kind.__module__}.{kind.__qualname__}\n".encode())
         for base in kind.__mro__:
             digest.update(_source_of(base))
+    if changed := changed_code(map(class_of, model.modules())):
+        digest.update(f"code\t{_digest_of(changed)}\n".encode())
     parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
     for name, tensor in sorted((*parameters, *buffers), key=lambda entry: entry[0]):
         digest.update(f"tensor\t{name}\t{content_digest(tensor)}\n".encode())
     return digest.hexdigest()
+
+
+def changed_code(kinds: Iterable[type]) -> dict[str, Any]:
+    """Return, by name, the code with which modules of some classes compute that is not their library's.
+
+    These are functions of classes outside of torch and transformers; and functions and classes that this process has
+    put in place of a library's own: methods, functions of the modules that define models, attention functions.
+    """
+    bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__ if base not in PreTrainedModel.__mro__)
+    changed = dict[str, Any]()
+    for base in bases:
+        for name, value in vars(base).items():
+            function = _function_of(value)
+            if isinstance(function, FunctionType) and not _is_method_of(base, function):
+                changed[f"{base.__module__}.{base.__qualname__}.{name}"] = function
+    for module in dict.fromkeys(base.__module__ for base in bases):
+        if module.startswith(_MODELS):
+            for name, value in vars(sys.modules[module]).items():
+                is_code = isinstance(value, (type, FunctionType))
+                if is_code and (value.__name__ != name or _is_foreign(value)):
+                    changed[f"{module}.{name}"] = value
+    functions = dict(ALL_ATTENTION_FUNCTIONS) | vars(torch.nn.functional)
+    for name in ("eager", "sdpa", "scaled_dot_product_attention", "softmax"):
+        if callable(value := functions.get(name)) and _is_foreign(value):
+            changed[name] = value
+    return changed
+
+
+def _function_of(attribute: Any) -> Any:
+    """Return the function of a static or class method, of a property, or of part of a function's arguments."""
+    for name in ("__func__", "fget", "func"):
+        attribute = getattr(attribute, name, None) or attribute
+    return attribute
+
+
+def _wrapped(value: Any) -> Iterator[Any]:
+    """Yield a decorated function, and each function inside."""
+    while value is not None:
+        yield value
+        value = getattr(value, "__wrapped__", None)
+
+
+def _is_foreign(value: Any) -> bool:
+    """Return whether a function, one inside, or a class is defined outside of the libraries.
+
+    The name of a function's module may be that of a function that it wraps; its globals are always its own.
+    """
+    modules = [getattr(part, "__globals__", {}).get("__name__", part.__module__) for part in _wrapped(value)]
+    return any(str(module).partition(".")[0] not in _LIBRARIES for module in modules)
+
+
+def _is_method_of(kind: type, function: Any) -> bool:
+    *_, inner = _wrapped(function)
+    if _is_foreign(function) or not isinstance(inner, FunctionType):
+        return False
+    module = str(inner.__globals__["__name__"])
+    is_own = module == kind.__module__ and inner.__code__.co_qualname.startswith(f"{kind.__qualname__}.")
+    return is_own or module.startswith(_INTEGRATIONS)
+
+
+def _parts_of(function: FunctionType) -> list[Any]:
+    """Return what a function computes with: its code, defaults, enclosed values and global numbers and functions."""
+    enclosed = list[Any]()
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # not yet assigned
+            enclosed.append(cell.cell_contents)
+    known = function.__globals__
+    names = (name for name in function.__code__.co_names if name in known)
+    others = {name: known[name] for name in names if not isinstance(known[name], type)}
+    modules = {name: value for name, value in others.items() if inspect.ismodule(value)}
+    for name in modules:
+        others[name] = name
+    return [function.__code__, function.__defaults__, function.__kwdefaults__, enclosed, others]
 
 
 @cache

@@ -230,6 +230,9 @@ def test_a_cache_that_lacks_files(hub: Path) -> None:
     (hub / "snapshots" / COMMIT / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"org/name: .*no weights .*hf download org/name"):
         locate("org/name")
+    (hub / "snapshots" / COMMIT / "config.json").rename(hub / "snapshots" / COMMIT / "small.gguf")
+    with pytest.raises(CheckpointError, match=rf"did you mean .*{COMMIT}/small\.gguf"):
+        locate("org/name")
     assert locate(str(hub / "blobs"), tokenizer="org/name").tokenizer == hub / "snapshots" / COMMIT
     shutil.rmtree(hub)
     with pytest.raises(CheckpointError, match=r"org/name: .*cannot be reached") as caught:

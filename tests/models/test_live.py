@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
 import random
 import sys
@@ -13,18 +14,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from tokenizers.normalizers import Lowercase
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import LlamaAttention
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 
 import evalkit
+from evalkit.compatibility.transformers import causal_language_models, imported_layers
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError, EvalkitError
 from evalkit.models.live import live_model
 from evalkit.models.loading.fingerprint import Fingerprint, fingerprint
 from evalkit.models.loading.locate import locate
-from evalkit.models.module_state import is_stock, state_digest
+from evalkit.models.loading.spec import model_spec
+from evalkit.models.module_state import changed_code, is_stock, state_digest
 from evalkit.runs.folder import Run
 from tests.marks import fast
 from tests.tiny import VOCABULARY, tiny_checkpoint, tiny_tokenizer
@@ -90,7 +98,7 @@ def test_its_identity_is_its_state(
     assert first.folder.name.startswith("a-zeroshot8-inst-float32-")
     assert evalkit.load_run("a", root=first.folder.parent).folder == first.folder
     with monkeypatch.context() as without:
-        without.setattr(type(model), "forward", lambda *_, **given: pytest.fail("the model ran"))
+        without.setattr(torch.nn.Module, "__call__", lambda *_, **given: pytest.fail("the model ran"))
         tokenizer("A text", truncation=True, max_length=1)  # which the tokenizer keeps as a setting
         assert evaluated(copy.deepcopy(model)).folder == first.folder
     names = ["run/1", "run_1", "a" * 60]
@@ -353,6 +361,84 @@ def test_a_model_that_was_changed_is_checked_by_itself(folder: Path) -> None:
     replaced.model.layers[0].mlp.act_fn = torch.nn.ReLU()
     assert not is_stock(hooked) and not is_stock(replaced)
     assert state_digest(replaced) != state_digest(model)
+
+
+def scaled_attention(scale: float) -> Callable[..., Any]:
+    original = LlamaAttention.forward
+
+    def forward(self: Any, *given: Any, **named: Any) -> Any:
+        output, weights = original(self, *given, **named)
+        return output * scale, weights
+
+    return forward
+
+
+def patches() -> dict[str, tuple[Any, str, Any]]:
+    """Return what users put in place of a library's code, as object, attribute and value."""
+    scaled = scaled_attention(0.5)
+    wrapping = functools.wraps(LlamaAttention.forward)(scaled_attention(2.0))
+    eager, sdpa = modeling_llama.eager_attention_forward, ALL_ATTENTION_FUNCTIONS["sdpa"]
+    return {
+        "method": (LlamaAttention, "forward", scaled),
+        "another number": (LlamaAttention, "forward", scaled_attention(0.25)),
+        "named as the original": (LlamaAttention, "forward", wrapping),
+        "in a decorator of torch": (LlamaAttention, "forward", torch.no_grad()(scaled)),
+        "another class's": (LlamaAttention, "forward", Qwen2Attention.forward),
+        "layer of torch": (torch.nn.Linear, "forward", lambda self, given: given @ self.weight.T),
+        "eager": (modeling_llama, "eager_attention_forward", lambda *given, **named: eager(*given, **named)),
+        "rotary": (modeling_llama, "apply_rotary_pos_emb", lambda query, key, *_: (query, key)),
+        "sdpa": (ALL_ATTENTION_FUNCTIONS, "sdpa", lambda *given, **named: sdpa(*given, **named)),
+        "softmax": (torch.nn.functional, "softmax", lambda *given, **named: torch.softmax(*given, **named)),
+    }  # fmt: skip
+
+
+def put(monkeypatch: pytest.MonkeyPatch, target: Any, name: str, value: Any) -> None:
+    if isinstance(target, type(ALL_ATTENTION_FUNCTIONS)):
+        monkeypatch.setitem(target, name, value)
+    else:
+        monkeypatch.setattr(target, name, value)
+
+
+def test_a_changed_class_is_part_of_the_identity(
+    folder: Path, tokenizer: Any, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is changed in the library; where only the files identify a run, it is refused."""
+
+    def identity() -> Fingerprint:
+        with live_model(model, "own", tokenizer=tokenizer, device="auto", dtype="auto", attention="auto") as spec:
+            return fingerprint(spec.locate())
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    identities = [identity()]
+    for target, name, value in patches().values():
+        with monkeypatch.context() as patched:
+            put(patched, target, name, value)
+            own = identity()
+            assert own == identity() and own not in identities
+            with pytest.raises(CheckpointError, match=rf"changed code .*{name}.*evalkit\.evaluate\(model"):
+                model_spec(folder).locate()
+        identities.append(own)
+    assert identity() == identities[0]
+    assert identities[0].weights == fingerprint(locate(str(folder))).weights
+    model_spec(folder).locate()
+    before = evalkit.evaluate(model, tokenizer=tokenizer, **asked)
+    monkeypatch.setattr(LlamaAttention, "forward", scaled_attention(-1.0))
+    after = evalkit.evaluate(model, tokenizer=tokenizer, **asked)
+    assert after.folder != before.folder
+    assert not any(mine.equals(other) for mine, other in zip(tables(after), tables(before), strict=True))
+
+
+def test_a_changed_class_of_another_type_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Qwen2Attention, "forward", scaled_attention(0.5))
+    model_spec(folder).locate()
+
+
+@pytest.mark.slow
+def test_no_class_of_transformers_is_taken_for_a_changed_one() -> None:
+    for name in set(causal_language_models().values()):
+        getattr(transformers, name)
+    layers = imported_layers(None)
+    assert len(layers) > 1000 and not changed_code(layers)
 
 
 def test_a_state_is_its_numbers_under_their_names(folder: Path, tmp_path: Path) -> None:

@@ -129,6 +129,10 @@ RIGHT: dict[str, dict[str, Any]] = {
     "complex": {"init": "self.slopes = torch.polar(torch.tensor(SLOPES), torch.ones(4))", "use": "self.slopes.real"},
     "seeded": {"init": BUFFER.format("torch.rand(4, generator=torch.Generator().manual_seed(5))")},
     "may-be-missing": {"init": 'self.register_buffer("optional", torch.tensor(SLOPES))', "use": "self.optional"},
+    "parameter-in-list": {
+        "init": "self.scale = nn.Parameter(torch.tensor(SLOPES)); self.kept = [self.scale, self.scale.detach]",
+        "use": "self.scale",
+    },
     "tied": {"init": BUFFER.format("torch.tensor(SLOPES)"), "tied": True},
     "bfloat16": {"init": BUFFER.format("1 / torch.arange(3, 7).float()"), "dtype": torch.bfloat16},
 }  # fmt: skip
@@ -182,6 +186,7 @@ def test_what_files_do_not_hold_is_what_the_code_computes(tmp_path: Path, kind: 
         (BUFFER.format("torch.rand(4)"), "model.distance.slopes"),
         ("self.slopes = torch.from_numpy(np.random.rand(4)).float()", "model.distance.slopes"),
         (f"self.w = nn.Parameter(torch.ones(4)); {BUFFER.format('2 * self.w.detach()')}", "model.distance.slopes"),
+        ("self.linear = nn.Linear(4, 4); self.slopes = self.linear.weight[0].detach()", "model.distance.slopes"),
         ("self.hidden = [nn.Linear(4, 4)]; self.slopes = 1", "model.distance.hidden.0.weight"),
     ],
 )

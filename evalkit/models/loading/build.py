@@ -215,7 +215,8 @@ def build_model(
                 else GenerationConfig.from_model_config(checkpoint.config())
             )
     codes = () if is_quantised else _codes(model, state_dict)
-    unset = () if undetermined else tuple(name for name, tensor in unsaved.items() if tensor.isnan().any())
+    numbers = {} if undetermined else {name: tensor for name, tensor in unsaved.items() if not tensor.is_meta}
+    unset = tuple(name for name, tensor in numbers.items() if tensor.isnan().any())
     return BuiltModel(model, report, codes, undetermined, unset)
 
 
@@ -263,13 +264,17 @@ def _undetermined(
 ) -> tuple[str, ...]:
     """Return the names of tensors that neither files nor the code of a model determine.
 
-    They have no numbers, or others in `again`, the unsaved tensors of a second model of the same config.
+    They have no numbers, or others in `again`, the unsaved tensors of a second model of the same config. A parameter
+    that the code keeps in an attribute too is not in `again`, and stays there without numbers when it is loaded.
     """
 
     def is_random(name: str) -> bool:
-        return name not in again or content_digest(unsaved[name]) != content_digest(again[name])
+        if name not in again:
+            return not unsaved[name].is_meta
+        return again[name].is_meta or content_digest(unsaved[name]) != content_digest(again[name])
 
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers()), **unsaved}
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors |= {name: unsaved[name] for name in unsaved.keys() & again}
     empty = [name for name, tensor in tensors.items() if tensor.is_meta]
     return (*empty, *(name for name in unsaved if name not in empty and is_random(name)))
 

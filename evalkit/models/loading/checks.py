@@ -67,6 +67,21 @@ def warn_of_name(checkpoint: Checkpoint, config: Mapping[str, Any], say: Say) ->
         )
 
 
+def check_unchanged(checkpoint: Checkpoint) -> None:
+    """Raise a `CheckpointError` if this process has changed the library's code of a checkpoint's model type.
+
+    Its run would have the id of a run without the change. Of a GGUF file, the types are those of all loaded models.
+    """
+    from evalkit.models.module_state import changed_code
+
+    kinds = library.imported_layers(None if checkpoint.gguf is not None else checkpoint.config().get("model_type"))
+    if changed := changed_code(kinds):
+        raise CheckpointError(
+            f"{checkpoint.given}: this process has changed code that computes it ({_few(changed)}), which the id of a "
+            "checkpoint's run does not cover; load it, and give the model: evalkit.evaluate(model, tokenizer=…)"
+        )
+
+
 def check_supported(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
     if not natively_known(config):
         if not checkpoint.trust_remote_code:

@@ -8,12 +8,12 @@ often has another project's model type, and only such keys say what it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evalkit.compatibility.transformers import collected_warnings, declared_settings, names_in_code
+from evalkit.compatibility.transformers import collected_warnings, declared_settings, settings_read
 from evalkit.errors import CheckpointError, reading_as
 from evalkit.models.loading.checks import natively_known
 from evalkit.models.loading.files import WINDOW_KEYS
@@ -26,19 +26,25 @@ _WITHOUT_EFFECT = re.compile(
     r"pruned_heads|is_decoder|add_cross_attention|tie_encoder_decoder|gradient_checkpointing|pretraining_tp|verbose|"
     r"n_special|predict_special_tokens|summary_\w+|problem_type|"
     # Of training: dropout, initialisation, losses
-    r"\w*(dropout|pdrop|layerdrop)|init_\w+|initializer_\w+|\w*(aux|router)_loss\w*|loss_\w+|seq_aux|"
+    r"\w*(dropout|pdrop|layerdrop)|initializer_\w+|init_(std|xavier_std|device|fn|config)|"
+    r"\w*(aux|router)_loss\w*|loss_(type|reduction|ignore_index)|seq_aux|"
     # Tokens that evalkit takes from the tokenizer; sizes, which the weights have too; parts that read no text
     r"\w+_token_(id|index)s?|d_model|d_inner|n_layer|n_embd|pad_vocab_size_multiple|experts_per_token|"
-    r"initial_context_length|(vision|image|video|audio)_\w+"
+    r"initial_context_length|(vision|image|video|audio)_\w+|"
+    # Of published checkpoints, whose class computes what they say: routing, devices, other heads, windows, MLX's format
+    r"ep_size|scoring_func|topk_method|num_nextn_predict_layers|max_window_layers|pool_size|quantization"
 )
 """Keys that do not change what a language model computes from its weights."""
 _AS_COMPUTED: Mapping[str, Any] = {
-    "apply_residual_connection_post_layernorm": False, "attention_bias": False, "attention_softmax_in_fp32": True,
-    "bias_dropout_fusion": True, "fused_add_norm": True, "hidden_act": "gelu_pytorch_tanh", "is_causal": True,
-    "masked_softmax_fusion": True, "mlp_bias": False, "mlp_type": "default", "moe_layer_freq": 1,
-    "norm_type": "layer_norm", "offset_alibi": 100, "rms_norm": True, "rope_interleaved": False, "rotary": True,
-    "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True, "scoring_func": "softmax",
-    "skip_bias_add": True, "skip_bias_add_qkv": False, "use_mrope": False,
+    "activation_function": "gelu_pytorch_tanh", "apply_residual_connection_post_layernorm": False,
+    "attention_bias": False, "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "full_attn_mod": 1,
+    "fused_add_norm": True, "hidden_act": "gelu_pytorch_tanh", "interpolate_factor": 1, "is_causal": True,
+    "lm_head_bias": False, "masked_softmax_fusion": True, "mlp_bias": False, "mlp_type": "default",
+    "moe_layer_freq": 1, "norm_type": "layer_norm", "offset_alibi": 100,
+    "order_of_interleaved_layers": "local_attn_first", "position_embedding_type": "rope_gptj", "rms_norm": True,
+    "rope_interleaved": False, "rotary": True, "rotary_pct": 1.0, "scale_attention_softmax_in_fp32": True,
+    "scale_attn_weights": True, "skip_bias_add": True, "skip_bias_add_qkv": False, "use_embedding_sharing": True,
+    "use_gated_activation": True, "use_mrope": False, "use_parallel_block": True, "use_parallel_embedding": True,
 }  # fmt: skip
 """Keys of published checkpoints → the value that models whose class does not read the key compute."""
 _UNREAD_ROTARY = re.compile(r"Unrecognized keys in `rope_parameters` .*\{(.*)\}")
@@ -92,8 +98,8 @@ def own_config(folder: Path, raw: Mapping[str, Any], remote: bool) -> OwnConfig:
         kind = type(config)
         listed = ", ".join(dict.fromkeys(unread))
         remarks.append(
-            f"config.json has settings that {kind.__name__} does not read ({listed}), so the model is computed as "
-            f"plain {kind.model_type}; if they change it, correct config.json or give the model's code (docs/models.md)"
+            f"config.json has settings that {kind.__name__} does not read ({listed}); if they change the model, "
+            "correct config.json or give the model's code (docs/models.md)"
         )
     return OwnConfig(config, tuple(remarks))
 
@@ -134,7 +140,7 @@ def naming_rotary_keys(folder: Path, config: Any) -> Iterator[None]:
 def _unread(config: Any, raw: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield the keys with a value that neither a config's class nor the code of its models reads."""
     kind: Any = type(config)
-    known = {*declared_settings(kind), *names_in_code(kind), *WINDOW_KEYS}
+    known = {*declared_settings(kind), *settings_read(kind), *WINDOW_KEYS}
     for key, value in raw.items():
         if _WITHOUT_EFFECT.fullmatch(key):
             continue
@@ -142,8 +148,19 @@ def _unread(config: Any, raw: Mapping[str, Any], prefix: str = "") -> Iterator[s
             yield from _unread(getattr(config, key), value, f"{prefix}{key}.")
         # A class removes from the other keys those that it reads, and stores the rest
         is_stored = key not in known and key in vars(config)
-        if is_stored and value not in (None, "", [], {}) and _AS_COMPUTED.get(key) != value:
+        is_known_value = value in (None, "", [], {}) or _AS_COMPUTED.get(key) == value
+        if is_stored and not is_known_value and not _is_repeated(key, raw, known):
             yield prefix + key
+
+
+def _is_repeated(key: str, raw: Mapping[str, Any], read: Collection[str]) -> bool:
+    """Return whether a key that is read has the same value, and a name that is part of the key, or the key of it."""
+    for other in raw.keys() & read:
+        part = min(key, other, key=len)
+        is_similar = "_" in part and part in max(key, other, key=len)
+        if is_similar and raw[other] == raw[key] and not isinstance(raw[key], bool):
+            return True
+    return False
 
 
 def _overruled(config: Any, raw: Mapping[str, Any]) -> Iterator[str]:

@@ -194,7 +194,8 @@ def _fetch(given: str, *, pickles: bool, code: bool, weights: bool = True, say: 
         except Exception:
             folder = _cached_snapshot(given, type(error).__name__)
             say(f"{given}: commit {folder.name} in the hub's cache is read")
-        if weights and not any(path.suffix in (".safetensors", ".bin") for path in folder.iterdir()):
+        # A folder of GGUF files only is named by its caller
+        if weights and not any(path.suffix in (".safetensors", ".bin", ".gguf") for path in folder.iterdir()):
             raise CheckpointError(
                 f"{given}: its copy in the hub's cache has no weights ({folder}): the download did not finish; finish "
                 f"it where the hub can be reached: hf download {name}"

@@ -7,6 +7,7 @@ the `ContextSettings` and `Extension` of `--context…`. torch is imported only 
 from __future__ import annotations
 
 import re
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,12 @@ class ModelSpec:
 
     def locate(self, say: Say = silent) -> Checkpoint:
         trust = {"allow_pickle": self.allow_pickle, "trust_remote_code": self.trust_remote_code}
-        return locate(self.named, tokenizer=self.tokenizer, say=say, **trust)
+        checkpoint = locate(self.named, tokenizer=self.tokenizer, say=say, **trust)
+        if any(name.startswith("transformers.models.") for name in [*sys.modules]):  # not in commands
+            from evalkit.models.loading.checks import check_unchanged
+
+            check_unchanged(checkpoint)
+        return checkpoint
 
     def extension(self, checkpoint: Checkpoint, say: Say = silent) -> Extension | None:
         settings = context_settings(self.context, self.context_method, self.context_original, self.context_config)
