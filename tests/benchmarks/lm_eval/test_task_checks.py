@@ -106,6 +106,23 @@ def test_some_documents_are_doubtful(run: Evaluate, config: dict[str, Any], chan
     assert caveat.startswith("1 of 4 documents, document 2 for one: ") and found in caveat
 
 
+@pytest.mark.parametrize(
+    "value", ["np.int64({})", "np.array([{}]).astype('uint8')[0]", "int({})", "[np.int32({}), -1]"]
+)
+def test_a_function_may_return_integers_of_numpy(run: Evaluate, tmp_path: Path, value: str) -> None:
+    """As those of `np.argmax`; under lm-eval's metrics and under evalkit's rules."""
+    code = "import numpy as np\n\n\ndef gold(doc):\n    return " + value.format("doc['gold']") + "\n"
+    config = {name: setting for name, setting in CHOICE.items() if name != "doc_to_target"}
+    path = write_task(tmp_path / "tasks", config | {"task": "own"}, FRUITS)
+    (tmp_path / "tasks" / "golds.py").write_text(code, encoding="utf-8")
+    path.write_text(path.read_text(encoding="utf-8") + "doc_to_target: !function golds.gold\n", encoding="utf-8")
+    found: Run = run.tasks("own")  # type: ignore[attr-defined]
+    assert caveats_of(found) == []
+    if not value.startswith("["):
+        of_suite: Run = run.tasks("own", template="plain")  # type: ignore[attr-defined]
+        assert sorted(of_suite.scores.groupby("doc_id")["gold"].first()) == [0, 0, 1, 2]
+
+
 @pytest.mark.parametrize("gold", [None, 1.5, [1]])
 def test_a_gold_answer_that_lm_eval_fails_on(run: Evaluate, monkeypatch: pytest.MonkeyPatch, gold: Any) -> None:
     """Refused before a model is loaded, and not when the answers are measured."""
