@@ -134,7 +134,7 @@ def processed_once() -> Iterator[None]:
 
 
 def is_index(gold: Any) -> bool:
-    """Whether a gold answer is a number of a choice as lm-eval reads it; functions of a task return NumPy's integers."""
+    """Whether a gold answer is a number; a function of a task may return one of NumPy."""
     return isinstance(gold, Integral)
 
 
