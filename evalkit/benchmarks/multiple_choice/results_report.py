@@ -42,7 +42,7 @@ from evalkit.runs.accuracies import (
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import RULES, all_rules, distinct, find_rule, invalid_rules, why_unusable
 from evalkit.runs.score_table import MARGIN, outcome_of
-from evalkit.runs.traits import caveats, computation_notes, is_imported, mark_notes, origin_notes, unofficial
+from evalkit.runs.traits import caveats, is_imported, run_notes, unofficial
 
 _LM_EVAL_RULE = "acc"
 
@@ -201,7 +201,7 @@ def grouped_rows(
 def _name_of(average: Any, tasks: Iterable[str], manifest: Mapping[str, Any]) -> str:
     """Return the name of an average, with an asterisk if the run has caveats of one of its tasks."""
     name = str(average["name"] if isinstance(average, Mapping) else average.name)
-    return name + "*" * any(task in manifest.get("caveats", {}) for task in tasks)
+    return name + "*" * any(task in caveats(manifest) for task in tasks)
 
 
 def rules_table(by_rule: Mapping[str, Results], scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> Table:
@@ -251,8 +251,8 @@ def plus_minus(stderr: float | None, shown: Callable[[float], str] = percent) ->
 
 
 def marked_label(task: str, manifest: Mapping[str, Any]) -> str:
-    """Return a task's label, with an asterisk if it has caveats, such as documents that are not the official ones."""
-    return label_of(task, manifest).full + "*" * bool(caveats(manifest, task))
+    """Return a task's label, with an asterisk if it has caveats."""
+    return label_of(task, manifest).full + "*" * (task in caveats(manifest))
 
 
 def _notes(results: Results, manifest: Mapping[str, Any]) -> Iterator[str]:
@@ -274,14 +274,13 @@ def _measurement_notes(manifest: Mapping[str, Any]) -> Iterator[str]:
     if manifest["specification"].get("control"):
         yield "control: each document has another document's context, so these are not results of the tasks"
     yield from prompt_notes(manifest)
-    yield from (*origin_notes(manifest), *computation_notes(manifest))
 
 
 def _document_notes(manifest: Mapping[str, Any]) -> Iterator[str]:
     yield "documents: " + sources_text(manifest["documents"])
     if examples := manifest.get("examples"):
         yield "examples: " + sources_text(examples)
-    yield from mark_notes(manifest)
+    yield from run_notes(manifest)
 
 
 def prompt_notes(manifest: Mapping[str, Any], examples: str = "") -> Iterator[str]:

@@ -36,7 +36,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import find_rule
-from evalkit.runs.traits import computation_notes, mark_notes
+from evalkit.runs.traits import run_notes
 
 _NONE = "–"
 
@@ -143,13 +143,12 @@ def _notes(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[s
         "above it shows that the prompt matters"
     )
     yield from prompt_notes(manifest, ", in the original order")
-    yield from computation_notes(manifest)
     if cut := [f"{marked_label(task.name, manifest)} {task.truncated:,}" for task in results.tasks if task.truncated]:
         yield f"documents whose context was truncated on the left to fit the context window: {', '.join(cut)}"
     if examples := manifest.get("examples"):
         yield "examples: " + sources_text(examples)
     yield "documents: " + sources_text(manifest["documents"])
-    yield from mark_notes(manifest)
+    yield from run_notes(manifest)
 
 
 def _records(results: VariedResults) -> Iterator[dict[str, Any]]:
