@@ -18,6 +18,7 @@ from evalkit.errors import UsageError
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, literal
 from evalkit.runs.folder import Run
+from evalkit.runs.traits import notes_of_runs
 from evalkit.studies.results import StudyTraining
 
 

@@ -117,7 +117,7 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
 def notes_of_runs(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
     """Return the notes of several runs, (name, manifest), with the names unless a note is of all of them."""
     names: dict[str, dict[str, None]] = {}
-    every = {}
+    every: dict[str, None] = {}
     for name, manifest in runs:
         every[name] = None
         for note in run_notes(manifest):

@@ -8,6 +8,7 @@ of the evaluated document.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,8 +27,8 @@ _SHOWN = 40
 _NAME = re.compile(r"Group '(?P<group>[^']+)': |\[(?:Task: )?(?P<task>[^]]+)\] ")
 """Beginning of lm-eval's warnings about a group or a task."""
 _GOLD_WARNING = "Label index was not in"
-_LONGEST_WARNING, _MOST_WARNINGS = 200, 3
-"""Characters of each text, and texts of one kind."""
+_LONGEST_WARNING = 200
+"""Characters of a text."""
 
 
 class ReferenceProblem(NamedTuple):
@@ -231,21 +232,14 @@ def listed_metrics(task: Any) -> list[str]:
 
 
 def logged_caveats(warnings: Iterable[logging.LogRecord]) -> Iterator[tuple[str, str]]:
-    """Yield lm-eval's warnings about results: the task or group, otherwise "lm-eval", and one text for each kind.
+    """Yield each of lm-eval's warnings about results once, after its task or group, or "lm-eval", with its count.
 
     Gold answers that are no choice are left out, since `task_caveats` has the number of their documents.
     """
-    texts: dict[tuple[str, str], list[str]] = {}
-    for record in warnings:
-        name, text = _named(printable(record.getMessage()))
+    messages = Counter(_named(printable(record.getMessage())) for record in warnings)
+    for (name, text), count in messages.items():
         if not text.startswith(_GOLD_WARNING):
-            kind = name, f"{record.pathname}:{record.lineno}"
-            texts.setdefault(kind, []).append(text)
-    for (name, _), members in texts.items():
-        distinct = list(dict.fromkeys(members))
-        shown = "; ".join(text[:_LONGEST_WARNING] for text in distinct[:_MOST_WARNINGS])
-        more = len(distinct) - _MOST_WARNINGS
-        yield name, f"lm-eval: {shown}" + f"; and {more:,} more" * (more > 0)
+            yield name, f"lm-eval: {text[:_LONGEST_WARNING]}" + f" ({count:,} times)" * (count > 1)
 
 
 def _named(warning: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from evalkit.benchmarks.multiple_choice.results_report import (
     about_run,
+    error_notes,
     grouped_rows,
     marked_label,
     plus_minus,
@@ -134,6 +135,7 @@ def _notes(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[s
         names = ", ".join(label_of(task, manifest).full for task in unordered)
         yield f"no order of the options, since prompts do not list them: {names}{alone}"
     yield "mean, ± SE: mean over prompts and documents, and its standard error if other documents are drawn"
+    yield from error_notes(results.tasks)
     yield (
         "SD: standard deviation of the accuracies over these prompts, which are a fixed set and no sample: it "
         "describes them, and is no error of the mean"

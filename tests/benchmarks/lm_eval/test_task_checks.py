@@ -69,8 +69,8 @@ def caveats_of(run: Run) -> list[str]:
     """Return the caveats of the task, which the results, the table and files in lm-eval's format have."""
     caveats: dict[str, list[str]] = run.stored.get("caveats", {})
     lines = shown(run)
-    notes = [line for line in lines if line.startswith("*: own: ")]
-    assert notes == [f"*: own: {text}" for text in caveats.get("own", ())]
+    notes = [line for line in lines if line.startswith("own*: ")]
+    assert notes == [f"own*: {text}" for text in caveats.get("own", ())]
     assert any(line.startswith("own* ") for line in lines) == bool(caveats)
     [path] = run.folder.glob("lm_eval/results_*.json")
     alias = json.loads(path.read_text(encoding="utf-8"))["results"]["own"]["alias"]
@@ -234,7 +234,7 @@ def test_one_prompt_for_all_documents(run: Evaluate, options: dict[str, Any]) ->
     """A template that omits the question, in lm-eval's form and in the paper's."""
     found = run(_constant(), FRUITS, **options)
     assert found.stored["caveats"] == {"own": ["4 documents have one and the same prompt"]}
-    assert shown(found).count("*: own: 4 documents have one and the same prompt") == 1
+    assert shown(found).count("own*: 4 documents have one and the same prompt") == 1
 
 
 def test_averages_over_a_doubtful_task_are_marked(run: Evaluate, tmp_path: Path) -> None:
