@@ -27,7 +27,7 @@ from evalkit.models.loading.spec import ModelSpec, config_of
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
-from evalkit.runs.traits import BatchDevice, computation_notes, place_of
+from evalkit.runs.traits import BatchDevice, place_of, run_notes
 from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def about_run(run: Run) -> tuple[str, ...]:
     if (most := specification.get("max_prompt_tokens")) is not None:
         parts.append(f"cut above {most:,} tokens of a context of {manifest['context']:,}")
     extension = specification["context_extension"]
-    return (", ".join(parts), *([Extension(**extension).describe()] if extension else []), *computation_notes(manifest))
+    return (", ".join(parts), *([Extension(**extension).describe()] if extension else []), *run_notes(manifest))
 
 
 class GeneratedAnswer(NamedTuple):

@@ -18,7 +18,7 @@ from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.score_table import CLUSTER, FRACTION, PERCENT
-from evalkit.runs.traits import caveats, computation_notes, mark_notes
+from evalkit.runs.traits import caveats, run_notes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -300,11 +300,10 @@ def metrics_report(run: Run, metrics: Sequence[Metric]) -> Report:
     for metric in metrics:
         layer = "" if metric.layer is None else f", layer {metric.layer}"
         name = metric.name + layer + (LOWER_IS_BETTER if metric.higher_is_better is False else "")
-        is_marked = metric.official is False or caveats(run.manifest, metric.task)
-        task = metric.task + ("*" if is_marked else "")
+        task = metric.task + "*" * (metric.task in caveats(run.manifest))
         error = "–" if metric.stderr is None else f"± {fixed(metric.stderr, 4)}"
         rows.append([task, name, f"{metric.n:,}", fixed(metric.value, 4), error])
     table = simple_table(run.suite, ["task", "metric", "n", "value", "± SE"], rows, texts=2)
     lower = [LOWER_NOTE] if any(metric.higher_is_better is False for metric in metrics) else []
-    notes = (*computation_notes(run.manifest), *lower, *mark_notes(run.manifest))
+    notes = (*lower, *run_notes(run.manifest))
     return Report((table,), notes=notes, content=run_content(run), records=[metric.record for metric in metrics])

@@ -21,6 +21,8 @@ from evalkit.display import Say
 from evalkit.errors import ScoringError, UsageError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import Run, StoredTask, StoredValue
+from evalkit.runs.journal import FinishedRows
+from evalkit.runs.writing import RunWriter
 from evalkit.stats.estimates import error_of_average, error_of_mean
 
 if TYPE_CHECKING:
@@ -78,11 +80,16 @@ class PromptedBenchmark(generated.GeneratedBenchmark):
         checkpoint = request.model.locate(say)
         settings = {"max_new_tokens": self.max_new_tokens, "until": list(self.until), "version": self.version}
         context = generated.context_of(request.model, checkpoint, self.kind)
-        plan = generated.generated_plan(self.kind, request, checkpoint, context, tasks, settings, say)
-        for name, task in tasks.items():
-            if caveats := repeated_prompts(document.prompt for document in task.documents):
-                plan.manifest.setdefault("caveats", {})[name] = caveats
-        return plan
+        return generated.generated_plan(self.kind, request, checkpoint, context, tasks, settings, say)
+
+    def finish(self, plan: DocumentPlan, finished: FinishedRows, writer: RunWriter) -> None:
+        caveats = {}
+        for name, documents in plan.tasks.items():
+            if texts := repeated_prompts(document.prompt for document in documents):
+                caveats[name] = texts
+        if caveats:
+            writer.save_manifest(caveats=caveats)
+        super().finish(plan, finished, writer)
 
     def generation_requests(
         self, plan: DocumentPlan, task: str, ends: frozenset[int], tokenizer: Any

@@ -6,7 +6,7 @@ In: a folder, or runs and why others have none. Out: a `Report`, whose JSON and 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path, PurePath
@@ -29,19 +29,19 @@ from evalkit.reporting.table import simple_table
 from evalkit.runs.finding import DamagedRun, scan
 from evalkit.runs.folder import JOURNAL, RESULTS, Run
 from evalkit.runs.traits import (
-    caveat_notes,
-    computation_notes,
+    caveats,
     documents_read,
     is_imported,
     kinds,
-    origin_notes,
+    notes_of_runs,
+    run_notes,
     selection_words,
-    unofficial_notes,
     windows_of_text,
 )
 from evalkit.stats.estimates import known_error
 
 _ID_SHOWN = 7
+_AVERAGE_COLUMNS = ("average", "average_stderr", "average_deviation")
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _listed(run: Run | DamagedRun) -> ListedRun:
         "rule": manifest["rule"],
         "journal": (run.folder / JOURNAL).is_file(),
         "imported": is_imported(manifest),
-        "notes": (*origin_notes(manifest), *unofficial_notes(manifest), *caveat_notes(manifest)),
+        "notes": tuple(run_notes(manifest)),
     }
     if not run.complete:
         return ListedRun(state="interrupted" if about["journal"] else "begun", **about)
@@ -164,7 +164,7 @@ def _listed(run: Run | DamagedRun) -> ListedRun:
     except RunError as error:
         state = "damaged" if run.kind in known_kinds() else "benchmark not installed"
         return ListedRun(state=state, **about | {"notes": (str(error), *about["notes"])})
-    about |= {"devices": tuple(kinds(manifest)), "notes": (*about["notes"], *computation_notes(manifest))}
+    about["devices"] = tuple(kinds(manifest))
     return ListedRun(state="finished", result=result, **headline_entries(headline), **about)
 
 
@@ -241,39 +241,34 @@ def _means(of_runs: Sequence[dict[str, Metric]]) -> dict[str, Metric]:
 
 
 def summary_report(summarised: Sequence[Summarised], name: str = "summary", errors: bool = False) -> Report:
-    """Return a report with a line for each checkpoint or model, in order: its metrics, and the average.
+    """Return a report with a line for each checkpoint or model, in order: its metrics, and the average with its error.
 
-    With `errors` numbers have ±: where a model has several seeds, their standard deviation, and then only there; else
-    the standard error over documents.
+    With `errors`, and where there is no average, the metrics have theirs. It is the standard error over documents; in a
+    table with several seeds the standard deviation of those models that have several.
     """
     metrics = [entry.metrics() for entry in summarised]
     averages = [next(reversed(entry.averages().values()), None) for entry in summarised]  # the last is that of all
     seeds = any(len(entry.runs) > 1 for entry in summarised)
     tasks = list(dict.fromkeys(task for firsts in metrics for task in firsts))
     headers = ["model", "seeds"] if seeds else ["checkpoint"]
+    runs = [run for entry in summarised for run in entry.runs]
     for task in tasks:
-        run = next(
-            entry.runs[0] for entry, firsts in zip(summarised, metrics, strict=True) if entry.runs and task in firsts
-        )
-        headers.append(column_heading(run, [firsts[task] for firsts in metrics if task in firsts]))
+        headers.append(column_heading(runs, [firsts[task] for firsts in metrics if task in firsts]))
     folder, labels = _labels([entry.model for entry in summarised])
     if with_average := len(tasks) > 1 and any(averages):
-        headers.append(next(average.task for average in averages if average))
+        headers.append(next(average.task for average in averages if average) + mark_of(runs, tasks))
     rows = []
     for entry, label, firsts, average in zip(summarised, labels, metrics, averages, strict=True):
-        has_error = errors and (not seeds or len(entry.runs) > 1)
+        has_error = not seeds or len(entry.runs) > 1
         row = [label, *([f"{len(entry.runs) or ''}"] if seeds else [])]
-        row += [_cell(firsts.get(task), has_error) for task in tasks]
+        row += [_cell(firsts.get(task), has_error and (errors or not with_average)) for task in tasks]
         row += [_cell(average, has_error)] if with_average else []
         rows.append(row)
+    is_error_shown = any("±" in cell for row in rows for cell in row)
     notes = [f"checkpoints are in {folder}"] if folder else []
     notes += [f"{entry.model}: {entry.state}: {entry.message}" for entry in summarised if entry.message]
-    for entry in summarised:
-        for run in entry.runs:
-            notes += [f"{entry.model}: {note}" for note in computation_notes(run.manifest)]
+    notes += notes_of_runs((entry.model, run.manifest) for entry in summarised for run in entry.runs)
     every = [metric for firsts in metrics for metric in firsts.values()]
-    if any(metric.official is False for metric in every):
-        notes.append("*: not the official documents of the task")
     if any(metric.higher_is_better is False for metric in every):
         notes.append(LOWER_NOTE)
     content, records = list[dict[str, Any]](), list[dict[str, Any]]()
@@ -289,14 +284,16 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
             of_all = {"name": average.task} | headline_entries(average) | {kind: average.stderr, other: None}
         content.append(about | {"tasks": of_tasks, "average": of_all})
         values = {task: metric.value for task, metric in firsts.items()}
-        records.append(about | values | {"average": average and average.value})
+        of_average = {"average": average and average.value}
+        of_average |= {f"average_{kind}": average and average.stderr, f"average_{other}": None}
+        records.append(about | values | {name: of_average[name] for name in _AVERAGE_COLUMNS})
     count = sum(entry.state == "finished" for entry in summarised)
     words = [
         _shared(summarised, metrics),
-        documents_words((run for entry in summarised for run in entry.runs), every) if every else "",
+        documents_words(runs, every) if every else "",
         f"{count} of {len(summarised)} {headers[0]}s are finished" if count < len(summarised) else "",
         "means over seeds" if seeds else "",
-        f"±: {'standard deviation over seeds' if seeds else 'standard error over documents'}" if errors else "",
+        f"±: {'standard deviation over seeds' if seeds else 'standard error over documents'}" if is_error_shown else "",
     ]
     table = simple_table(name, headers, rows)
     caption = f"{'; '.join(filter(None, words))}."
@@ -323,11 +320,16 @@ def documents_words(runs: Iterable[Run], metrics: Iterable[Metric]) -> str:
     return f"{' or '.join(selections)}; {listed}"
 
 
-def column_heading(run: Run, metrics: Sequence[Metric]) -> str:
-    """Return the heading of a task's column, of which a run has the first metric."""
-    mark = "*" * any(metric.official is False for metric in metrics)
+def column_heading(runs: Sequence[Run], metrics: Sequence[Metric]) -> str:
+    """Return the heading of the column that has a task's metrics of runs of one benchmark."""
+    task = metrics[0].task
     lower = LOWER_IS_BETTER * any(metric.higher_is_better is False for metric in metrics)
-    return f"{benchmark_of(run).label(run, metrics[0].task).short}{mark}{lower}"
+    return f"{benchmark_of(runs[0]).label(runs[0], task).short}{mark_of(runs, [task])}{lower}"
+
+
+def mark_of(runs: Iterable[Run], tasks: Collection[str]) -> str:
+    """Return an asterisk if a run has caveats of one of the tasks."""
+    return "*" * any(task in tasks for run in runs for task in caveats(run.manifest))
 
 
 def _cell(metric: Metric | None, has_error: bool) -> str:

@@ -8,7 +8,7 @@ same under every other rule; differences by subject. Scores are fractions, diffe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -47,7 +47,7 @@ from evalkit.inputs import values
 from evalkit.paths import RUNS
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import MARGIN, outcome_key
-from evalkit.runs.traits import loading_notes
+from evalkit.runs.traits import notes_of_runs
 from evalkit.stats.noise import autocorrelation
 from evalkit.stats.power import ALPHA
 from evalkit.stats.sequential import ONCE, Looks
@@ -234,6 +234,7 @@ def compare_pairing(
     for task, layer in product([*labels], measure.layers):
         labels[line_name(task, layer)] = line_label(labels[task], layer)
     averages = _averages(pairing, lines, sides, with_power=True)
+    named = ((side.name, run.manifest) for side in (pairing.a, pairing.b) for run in side.runs)
     return Comparison(
         a=pairing.a.name,
         b=pairing.b.name,
@@ -254,14 +255,8 @@ def compare_pairing(
         looks=pairing.looks,
         length_ratio=length_ratio(look_at_average(lines).level(ALPHA / sides), ALPHA / sides, averages[-1].freedom),
         margin=None if margin is None else margin_verdict(tested, margin),
-        remarks=tuple(dict.fromkeys(_remarks(pairing))),
+        remarks=tuple(notes_of_runs(named)),
     )
-
-
-def _remarks(pairing: Pairing) -> Iterator[str]:
-    for side in (pairing.a, pairing.b):
-        for run in side.runs:
-            yield from (f"{side.name}: {note}" for note in loading_notes(run.manifest))
 
 
 def margin_verdict(lines: Sequence[ScoredLine], margin: float) -> MarginVerdict:

@@ -99,10 +99,11 @@ def _differences(compared: Comparison, b: str) -> Table:
 
     rows = []
     for row in (*compared.tasks, *(compared.averages if len(compared.tasks) > 1 else ())):
-        shown, n, p = row.name, "", row.p if row.p_holm is None else row.p_holm
+        mark = "*" * row.has_caveats
+        shown, n, p = row.name + mark, "", row.p if row.p_holm is None else row.p_holm
         counts = ["", "", unit.value(row.detectable) if row is compared.average else ""]
         if isinstance(row, TaskDifference):
-            shown = label(compared, row.name) + "†" * (row.sources < row.n) + "*" * (not row.official)
+            shown = label(compared, row.name) + "†" * (row.sources < row.n) + mark
             n, counts = f"{row.n:,}", [f"{row.won:,}", f"{row.lost:,}", unit.value(row.detectable)]
         verdict = "" if row.verdict == UNDECIDED else row.verdict
         rows.append([shown, n, *unit.cells(row), unit.error(row.stderr), p_text(p), *counts, verdict])
@@ -229,6 +230,4 @@ def _notes(compared: Comparison, b: str) -> Iterator[str]:
     for reason in dict.fromkeys(compared.left_out.values()):
         left_out = [label(compared, task) for task, why in compared.left_out.items() if why == reason]
         yield f"not compared ({reason}): {', '.join(left_out)}"
-    if not all(task.official for task in tasks):
-        yield "*: not the official documents of the task"
     yield from compared.remarks

@@ -73,6 +73,8 @@ class Difference:
     """p corrected for what is decided together: the tasks; or the sides, for the average over all tasks."""
     detectable: float | None = None
     """Smallest true difference that is found with 80 % power, after the correction; None if there is none."""
+    has_caveats: bool = False
+    """Whether a run has caveats of the task, or of a task of the average."""
 
     def __repr__(self) -> str:
         interval = f"95 % {self.low:+.4g} to {self.high:+.4g}"
@@ -181,7 +183,7 @@ class Comparison:
     """How many times as long the interval of the average is for that as that of a single look."""
     margin: MarginVerdict | None = None
     remarks: tuple[str, ...] = ()
-    """What loading the models reported, after the names of their sides."""
+    """Notes of the runs, after the names of their sides."""
 
     def __repr__(self) -> str:
         average = f"average {self.average.difference:+.4g}: {self.average.verdict}"

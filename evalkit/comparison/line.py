@@ -123,7 +123,9 @@ class ScoredLine:
         if self.has_too_few:
             effect = replace(effect, low=-measure.span, high=measure.span)
         smallest = None if level is None else self.detectable(level)
-        decided = replace(effect, p_holm=corrected, verdict=verdict, detectable=smallest)
+        decided = replace(
+            effect, p_holm=corrected, verdict=verdict, detectable=smallest, has_caveats=paired.has_caveats
+        )
         return TaskDifference(
             **vars(decided),
             n=paired.n,
@@ -187,6 +189,7 @@ def average_difference(
     if with_power:
         smallest = lines[0].detectable(level) if count == 1 else detectable(adjusted, parts, measure.span, nominal)
         effect = replace(effect, detectable=smallest)
+    effect = replace(effect, has_caveats=any(line.paired.has_caveats for line in lines))
     return AverageDifference(**vars(effect))
 
 

@@ -20,7 +20,7 @@ from evalkit.comparison.sides import Side, check_pairs
 from evalkit.errors import UsageError
 from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.score_table import MARGIN, sources_of, weighted, with_default_rule
-from evalkit.runs.traits import is_imported, unofficial
+from evalkit.runs.traits import caveats, is_imported, unofficial
 from evalkit.stats.estimates import Codes, Floats
 from evalkit.stats.sequential import ONCE, Looks
 
@@ -46,6 +46,7 @@ class PairedTask:
     """Documents that the benchmark has; 0: unknown."""
     sample: str = ""
     """Common name of tasks that ask the same questions, whose errors are not independent; empty if there are none."""
+    has_caveats: bool = False
 
     @property
     def n(self) -> int:
@@ -218,7 +219,9 @@ def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[Paired
         official = not any(task in marked for run in graded for marked in unofficial(run.run.manifest).values())
         known = graded[0].run.manifest["documents"].get(task, {})
         total = known.get("total") or 0 if isinstance(known, dict) else 0
-        yield PairedTask(task, clusters, strata, rows, dropped, official, total, graded[0].sample_of(task))
+        doubtful = any(task in caveats(run.run.manifest) for run in graded)
+        sample = graded[0].sample_of(task)
+        yield PairedTask(task, clusters, strata, rows, dropped, official, total, sample, doubtful)
 
 
 def _identity_of(task: str, tables: list[pd.DataFrame], graded: tuple[Comparable, ...]) -> str:

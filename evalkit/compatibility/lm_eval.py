@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from numbers import Integral
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -130,6 +131,18 @@ def processed_once() -> Iterator[None]:
     once = lru_cache(maxsize=1)
     with replaced(ConfigurableTask, validation_docs=once, test_docs=once):
         yield
+
+
+def is_index(gold: Any) -> bool:
+    """Whether a gold answer is a number; a function of a task may return one of NumPy."""
+    return isinstance(gold, Integral)
+
+
+def gold_index(gold: Any, choices: Sequence[str]) -> int | None:
+    """Return the index of the choice that a gold answer names by number or text, as in lm-eval; None if none is."""
+    if isinstance(gold, str):
+        return choices.index(gold) if gold in choices else None
+    return int(gold) if is_index(gold) and 0 <= gold < len(choices) else None
 
 
 def reads_references(task: Any) -> bool:

@@ -37,7 +37,7 @@ class ExportedScore:
     documents: int
     """Number of documents in the task; those that were scored, where a log does not say it."""
     caveats: tuple[str, ...]
-    """Why this is not a score of all published documents."""
+    """What makes the score doubtful, such as documents that are not the official ones, or are a part of them."""
     source: str
     """Provenance of the documents."""
     distinct: str = ""
@@ -108,7 +108,7 @@ def content_of(run: Run, rule: str | None) -> Content:
             continue
         total, source = documents[metric.task]["total"] or metric.n, documents[metric.task]["source"]
         part = [f"{metric.n:,} of {total:,} documents"] if metric.n < total else []
-        about = (*caveats(run.manifest, metric.task), *part)
+        about = (*caveats(run.manifest).get(metric.task, ()), *part)
         scores.append(ExportedScore(metric, benchmark.dataset(run, metric.task), total, about, source, distinct))
     return Content(run, protocol.get("rule", run.kind), tuple(scores), protocol)
 

@@ -15,7 +15,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.reporting.terminal import coloured
 from evalkit.runs.rules import find_rule
-from evalkit.runs.traits import loading_notes
+from evalkit.runs.traits import notes_of_runs
 
 _OPTION, _LISTED_OPTION, _LISTED_TEXT = 40, 24, 60
 """Most characters of an option, of one in a list (or of an answer), and of the beginning of a text there."""
@@ -216,8 +216,7 @@ def _list_notes(selection: Selection, shown: Sequence[SelectedDocument], rule: s
         yield f"rule {rule}: {find_rule(rule).description}"
         margin = "score of the gold choice less the highest score of another choice, by the rule"
         yield f"margin: {margin}; log-likelihoods are in nats"
-    for of_run in selection.tasks[0]:
-        yield from (f"{of_run.run.model}: {note}" for note in loading_notes(of_run.run.manifest))
+    yield from notes_of_runs((of_run.run.model, of_run.run.manifest) for of_run in selection.tasks[0])
     views = [first.view for first, *_ in selection.tasks]
     if metrics := dict.fromkeys(view.metric for view in views if isinstance(view, AnswerView)):
         yield f"score: {', '.join(metrics)}"

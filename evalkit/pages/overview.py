@@ -23,14 +23,11 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import (
-    caveat_notes,
     caveats,
-    computation_notes,
     is_imported,
-    mark_notes,
-    origin_notes,
+    notes_of_runs,
+    run_notes,
     traits,
-    unofficial_notes,
 )
 
 
@@ -89,9 +86,7 @@ def anchor(text: str) -> str:
 
 def _provenance_panel(run: Run, name: str) -> Panel:
     settings = simple_table("settings", ["setting", "value"], _settings(run), texts=2)
-    marked = (f"*: {note}" for note in (*unofficial_notes(run.manifest), *caveat_notes(run.manifest)))
-    notes = (*origin_notes(run.manifest), *marked, *computation_notes(run.manifest))
-    report = Report((settings, _documents_table(run)), notes=notes)
+    report = Report((settings, _documents_table(run)), notes=tuple(run_notes(run.manifest)))
     template, prompts = run.manifest["template"], []
     if isinstance(template, Mapping) and template.get("parts"):  # with its placeholders
         pieces = tuple(Piece(str(part["segment"]), str(part["text"])) for part in template["parts"])
@@ -160,7 +155,7 @@ def _documents_table(run: Run) -> Table:
 
 
 def _label(run: Run, task: str) -> str:
-    return benchmark_of(run).label(run, task).full + "*" * bool(caveats(run.manifest, task))
+    return benchmark_of(run).label(run, task).full + "*" * (task in caveats(run.manifest))
 
 
 class Licence(NamedTuple):
@@ -195,7 +190,7 @@ def sources_panel(runs: Sequence[Run]) -> Panel:
             rows[_label(run, task), *_dataset(run, task), str(source["source"])] = None
     headers = ["task", "dataset", "authors", "licence", "page", "source used"]
     table = simple_table("sources", headers, list(rows), texts=len(headers))
-    notes = dict.fromkeys(note for run in runs for note in mark_notes(run.manifest))
+    notes = notes_of_runs((run.model, run.manifest) for run in runs)
     return Panel("sources", "Sources and licences of the documents", (Report((table,), notes=tuple(notes)),))
 
 

@@ -18,6 +18,7 @@ from evalkit.errors import UsageError
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, literal
 from evalkit.runs.folder import Run
+from evalkit.runs.traits import notes_of_runs
 from evalkit.studies.results import StudyTraining
 
 
@@ -102,7 +103,8 @@ def _column(name: str, rows: Sequence[_PageRow]) -> tuple[str, list[Cell]]:
     """Return heading and cells of a column; of rows that compete, and differ as printed, the best are bold."""
     metrics = {number: row.metrics[name] for number, row in enumerate(rows) if name in row.metrics}
     first, better = next(iter(metrics)), {metric.higher_is_better for metric in metrics.values()}
-    heading = name if metrics[first].n == 0 else column_heading(rows[first].runs[0], [*metrics.values()])
+    runs = [run for number in metrics for run in rows[number].runs]
+    heading = name if metrics[first].n == 0 else column_heading(runs, [*metrics.values()])
     cells = [Cell(*formatted(metrics.get(number))) for number in range(len(rows))]
     rivals = {number: metric.value for number, metric in metrics.items()
               if rows[number].competes and metric.value is not None}  # fmt: skip
@@ -126,7 +128,6 @@ def _notes(rule: str | None, rows: Sequence[_PageRow], table: Table) -> Iterator
         yield f"±: standard error over documents{over_seeds}"
     if any(cell.bold for line in table.lines for cell in line.cells):
         yield "bold: the best model of a column as printed; the comparisons say whether it is better than another"
-    if any(metric.official is False for metric in metrics):
-        yield "*: not the official documents of the task"
+    yield from notes_of_runs((row.side.name, run.manifest) for row in rows for run in row.runs)
     if any(metric.higher_is_better is False for metric in metrics):
         yield LOWER_NOTE

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from evalkit.escape import counted, printable
+from evalkit.escape import counted
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import outcome_of
 
@@ -92,23 +92,37 @@ def kinds(manifest: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(" ".join(device.kind) for device in places(manifest)))
 
 
-def loading_notes(manifest: Mapping[str, Any]) -> list[str]:
-    """Return what loading the model reported: settings of config.json that are not computed, tokens left out."""
-    loaded = manifest.get("loaded") or {}
-    notes = list(loaded.get("remarks", ()))
-    if ending := loaded.get("left_out"):
-        notes.append(f"{printable(ending)}, which the tokenizer adds after each text, is only where a template has it")
-    return notes
+def run_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return notes on a run's numbers: its origin, its model as loaded, several kinds of devices, caveats of tasks.
 
-
-def computation_notes(manifest: Mapping[str, Any]) -> list[str]:
-    """Return notes about a run's model as it was loaded, and about several kinds of devices that computed it."""
-    notes = loading_notes(manifest)
+    Caveats follow the names of their tasks, which have the asterisk of the tables: "piqa*: not the official documents".
+    """
+    notes = []
+    if is_imported(manifest):
+        files = counted(len(manifest["imported"]["files"]), "file")
+        parts = "".join(f"; {part}" for part in manifest["imported"].get("parts", []))
+        notes.append(f"imported from {origin(manifest)} ({files}{parts}); evalkit did not compute its scores")
+    notes += (manifest.get("loaded") or {}).get("remarks", ())
     several = kinds(manifest)
     if len(several) > 1:
         parts = " and in part on ".join(several)
         notes.append(f"computed in part on {parts}, which round differently; manifest.json lists the batches")
-    return notes
+    names: dict[str, list[str]] = {}
+    for task, texts in caveats(manifest).items():
+        for text in texts:
+            names.setdefault(text, []).append(f"{task}*")
+    return [*notes, *(f"{', '.join(marked)}: {text}" for text, marked in names.items())]
+
+
+def notes_of_runs(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Return the notes of several runs, (name, manifest), with the names unless a note is of all of them."""
+    names: dict[str, dict[str, None]] = {}
+    every: dict[str, None] = {}
+    for name, manifest in runs:
+        every[name] = None
+        for note in run_notes(manifest):
+            names.setdefault(note, {})[name] = None
+    return [note if of == every else f"{', '.join(of)}: {note}" for note, of in names.items()]
 
 
 @dataclass(frozen=True)
@@ -267,15 +281,6 @@ def origin(manifest: Mapping[str, Any]) -> str:
     return str(manifest["imported"]["origin"]) if is_imported(manifest) else "evalkit"
 
 
-def origin_notes(manifest: Mapping[str, Any]) -> list[str]:
-    """Return a note about an imported run; none for evalkit's own."""
-    if not is_imported(manifest):
-        return []
-    files = counted(len(manifest["imported"]["files"]), "file")
-    parts = "".join(f"; {part}" for part in manifest["imported"].get("parts", []))
-    return [f"imported from {origin(manifest)} ({files}{parts}); evalkit did not compute its scores"]
-
-
 def unofficial(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the tasks whose "documents" or solved "examples" are not the official ones, by these keys if any."""
     by_kind = {
@@ -285,25 +290,18 @@ def unofficial(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
     return {kind: tasks for kind, tasks in by_kind.items() if tasks}
 
 
-def unofficial_notes(manifest: Mapping[str, Any]) -> list[str]:
-    return [f"not the official {kind} of {', '.join(tasks)}" for kind, tasks in unofficial(manifest).items()]
+def caveats(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return task or group → what makes its numbers doubtful: unofficial documents or examples, and the run's caveats.
 
-
-def caveat_notes(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the run's caveats of tasks and groups, such as documents without a valid gold answer, with their names."""
-    return [f"{name}: {text}" for name, texts in manifest.get("caveats", {}).items() for text in texts]
-
-
-def mark_notes(manifest: Mapping[str, Any]) -> list[str]:
-    """Return what an asterisk after the name of a task or group means in a table of the run."""
-    unofficial_documents = ["not the official documents of the task"] if unofficial(manifest) else []
-    return [f"*: {note}" for note in (*unofficial_documents, *caveat_notes(manifest))]
-
-
-def caveats(manifest: Mapping[str, Any], task: str) -> list[str]:
-    """Return the caveats of a task: a note for each kind of unofficial material, and those of the run."""
-    notes = [f"not the official {kind}" for kind, tasks in unofficial(manifest).items() if task in tasks]
-    return [*notes, *manifest.get("caveats", {}).get(task, ())]
+    Tables mark such a name, and averages over such tasks, with an asterisk.
+    """
+    by_name: dict[str, list[str]] = {}
+    for kind, tasks in unofficial(manifest).items():
+        for task in tasks:
+            by_name.setdefault(task, []).append(f"not the official {kind}")
+    for name, texts in manifest.get("caveats", {}).items():
+        by_name.setdefault(name, []).extend(texts)
+    return by_name
 
 
 def model_differences(a: Run, b: Run) -> list[str]:

@@ -18,7 +18,7 @@ from evalkit.paths import resource
 from evalkit.reporting.decimals import half_up, to_text
 from evalkit.reporting.table import Table, literal
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import loading_notes, origin_notes, summary, traits, unofficial
+from evalkit.runs.traits import run_notes, summary, traits
 from evalkit.tables.fill import Number, computed, fill, published_numbers, with_averages
 from evalkit.tables.layout import AVERAGE, Group, LayoutItem, TableLayout, load_layout
 from evalkit.tables.measured import task_values
@@ -84,8 +84,7 @@ def _notes(layout: TableLayout, run: Run, rule: str, protocols: Mapping[str, Pub
             apart = to_text(half_up(average.value, places) - half_up(theirs, places), places, signed=True)
             ours = f"Average under {protocol.name}'s rules: {to_text(average.value, places)}"
             yield f"{ours}, {apart} from its {to_text(theirs, places)}."
-    notes = (*origin_notes(run.manifest), *loading_notes(run.manifest))
-    yield f"Your run: {'; '.join([summary(run, rule), *notes])}."
+    yield f"Your run: {'; '.join([summary(run, rule), *run_notes(run.manifest)])}."
     for protocol in protocols.values():
         by_rule: dict[str, list[str]] = {}
         for task, other_rule in protocol.rules.items():
@@ -101,8 +100,6 @@ def _notes(layout: TableLayout, run: Run, rule: str, protocols: Mapping[str, Pub
     here = traits(run, rule)
     if here["limit"].value != "none":
         yield f"Documents differ: {here['limit'].words} here, all of them in the published numbers."
-    for kind, tasks in unofficial(run.manifest).items():
-        yield f"{kind.capitalize()} differ: not the official ones of {', '.join(tasks)} here."
     if here["solved examples"].value != "0":
         yield f"Prompts differ: {here['solved examples'].words} here, zero-shot in the published numbers."
     if here["context extension"].value != "none":

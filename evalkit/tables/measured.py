@@ -32,13 +32,10 @@ from evalkit.reporting.table import Text, literal
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import MARGIN
 from evalkit.runs.traits import (
-    caveat_notes,
-    loading_notes,
     model_differences,
-    origin_notes,
+    run_notes,
     same_checkpoint,
     summary,
-    unofficial_notes,
 )
 from evalkit.stats.adjusted import with_one_won_and_one_lost
 from evalkit.stats.estimates import error_of_average, known_error
@@ -163,8 +160,7 @@ def _notes(
             benchmark = benchmark_of(run)
             pairs = ([benchmark.label(run, task).full for task in pair] for pair in filled(run.suite)[1].items())
             remarks += [f"{task} in the column of {column}" for task, column in pairs]
-        remarks += [*origin_notes(run.manifest), *unofficial_notes(run.manifest)]
-        remarks += [*caveat_notes(run.manifest), *loading_notes(run.manifest)]
+        remarks += run_notes(run.manifest)
         remarks += filter(None, [row_mismatch(layout, key, run)])
         if remarks:
             row = rows.get(key)

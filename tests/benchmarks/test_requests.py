@@ -100,7 +100,7 @@ def test_one_prompt_for_all_documents_is_noted(made: Any) -> None:
     assert run.stored["caveats"] == {"river": ["3 documents have one and the same prompt"]}
     assert "caveats" not in made().stored
     lines = printed(Constant().report(run)).splitlines()
-    assert "*: river: 3 documents have one and the same prompt" in lines
+    assert "river*: 3 documents have one and the same prompt" in lines
     assert {line.partition(" ")[0] for line in lines} >= {"river*", "bridge"}
 
 

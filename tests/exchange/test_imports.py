@@ -28,7 +28,7 @@ from evalkit.reporting.table import plain
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import find_rule, why_unusable
 from evalkit.runs.score_table import UNCOUNTED
-from evalkit.runs.traits import origin_notes, traits
+from evalkit.runs.traits import run_notes, traits
 from tests.benchmarks.lm_eval.made import ANSWERS, CHOICE, made_tasks, write_task
 from tests.documents import SUBJECTS
 from tests.exchange.logged import lines, lm_eval_log, own_tasks, rehash, rewrite
@@ -202,7 +202,7 @@ def test_the_same_log_is_the_same_run(pinned_log: list[Path], imported: Importer
     (first.folder / "results.json").unlink()
     [again] = imported(pinned_log)
     assert again.complete and again.folder == first.folder
-    [note] = origin_notes(first.manifest)
+    note, *_ = run_notes(first.manifest)
     assert f"2 of {len(SUBJECTS)} subjects of MMLU" in note
     assert any(note in plain(text) for table in benchmark_of(first).report(first).tables for text in table.notes)
 

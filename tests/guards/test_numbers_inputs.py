@@ -85,7 +85,7 @@ def _(bench: Bench) -> Outcome:
 
 
 GUARDS.add("unofficial-marked", "Documents that are not the pinned ones are marked.",
-    lambda bench: bench("rescore", bench.shared.run), "*: not the official documents", code=0)  # fmt: skip
+    lambda bench: bench("rescore", bench.shared.run), ": not the official documents", code=0)  # fmt: skip
 
 
 def _lm_eval(
@@ -104,10 +104,10 @@ GUARDS.add("gold-none", "A task of which no document has a valid gold answer has
     lambda bench: _lm_eval(bench, [two | {"gold": -1} for two in TWO], doc_to_target="gold"), "made_choice",
     "no document has a valid reference", "-1")  # fmt: skip
 GUARDS.add("gold-some", "An accuracy over documents without a valid gold answer is marked.",
-    lambda bench: _lm_eval(bench, [*TWO, TWO[0] | {"gold": 5}]), "made_choice*", "*: made_choice: 1 of 3 documents",
+    lambda bench: _lm_eval(bench, [*TWO, TWO[0] | {"gold": 5}]), "made_choice*", "made_choice*: 1 of 3 documents",
     code=0)  # fmt: skip
 GUARDS.add("prompt-repeated", "So is one over documents with one and the same prompt.",
-    lambda bench: _lm_eval(bench, TWO, "--rule", "acc"), "made_choice*", "*: made_choice: 2 documents have one",
+    lambda bench: _lm_eval(bench, TWO, "--rule", "acc"), "made_choice*", "made_choice*: 2 documents have one",
     code=0)  # fmt: skip
 GUARDS.add("example-itself", "No solved example has the content of the evaluated document.",
     lambda bench: _lm_eval(bench, TWO, "--num-fewshot", 1), "made_choice",

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from evalkit.errors import CheckpointError, DataError, UsageError
-from evalkit.models.loading.tokenizer import LEFT_OUT, added_tokens, fed_text, load_tokenizer
+from evalkit.models.loading.tokenizer import REMARKS, added_tokens, fed_text, load_tokenizer
 from evalkit.models.zoo.train_tokenizer import FEWEST, train_tokenizer
 from tests.tiny import TOKENS, TRAINING_TEXT, Family, tiny_checkpoint, tiny_tokenizer
 
@@ -171,7 +171,7 @@ def test_no_token_is_added_after_a_text(tmp_path: Path, kind: str) -> None:
     said: list[str] = []
     tokenizer = load_tokenizer(path, TOKENS, say=said.append)
     assert [ending in line for line in said] == [True] * bool(ending)
-    assert getattr(tokenizer, LEFT_OUT, "") == ending
+    assert list(getattr(tokenizer, REMARKS, ())) == said
     assert added_tokens(tokenizer) == (before, [])
     reference = AutoTokenizer.from_pretrained(path)
     for text in TEXTS:

@@ -25,7 +25,7 @@ from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import computation_notes
+from evalkit.runs.traits import run_notes
 from evalkit.stats.estimates import known_error, mean
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _notes(run: Run, names: list[str], detail: bool) -> list[str]:
     notes = [
         f"{run.manifest['model']}, {specification['dtype']}, {run.template} prompts, {documents}, {read}",
         "means over documents of the mean over heads (rank: median); shares in %",
-        *computation_notes(run.manifest),
+        *run_notes(run.manifest),
     ]
     if not detail:
         return [*notes, "--detail prints all layers and measures, and what they are"]

@@ -91,7 +91,7 @@ def caveats_below(
     name: str, groups: Mapping[str, Sequence[str]], manifest: Mapping[str, Any], documents: Mapping[str, str] = {}
 ) -> list[str]:
     """Return the distinct caveats of a task, or of a group and all its members; `documents` as of `Evaluated`."""
-    notes = caveats(manifest, documents.get(name, name))
+    notes = caveats(manifest).get(documents.get(name, name), [])
     for member in groups.get(name, ()):
         notes += caveats_below(member, groups, manifest, documents)
     return list(dict.fromkeys(notes))

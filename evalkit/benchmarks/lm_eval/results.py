@@ -19,7 +19,7 @@ from evalkit.benchmarks.lm_eval.requests import AnswersFromRows, RequestRow, Row
 from evalkit.benchmarks.lm_eval.task_checks import listed_metrics, logged_caveats
 from evalkit.benchmarks.lm_eval.tasks import quiet_lm_eval
 from evalkit.benchmarks.outcomes import Metric
-from evalkit.compatibility.lm_eval import as_texts, hash_of, json_value
+from evalkit.compatibility.lm_eval import as_texts, gold_index, hash_of, json_value
 from evalkit.data.sampling import clusters_of
 from evalkit.errors import DataError, reading_as
 from evalkit.runs.folder import LM_EVAL, SCORES
@@ -274,16 +274,14 @@ def _task_rows(name: str, task: Any, answers: StoredAnswers, clusters: dict[tupl
         doc = instances[0].doc
         choices = task.doc_to_choice(doc)
         gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
-        if isinstance(gold, str):
-            gold = choices.index(gold) if gold in choices else -1
+        index = gold_index(gold, choices)
         if task.multiple_input:
             # The options are in the contexts and one continuation repeats, whose length counts, as in a suite
             delimiter = task.config.target_delimiter
             choices = [instance.args[1].removeprefix(delimiter) for instance in instances[: len(choices)]]
-        is_index = isinstance(gold, int) and 0 <= gold < len(choices)
-        if not is_index or len(instances) not in (len(choices), 2 * len(choices)):
+        if index is None or len(instances) not in (len(choices), 2 * len(choices)):
             return []
-        rows += _document_rows(name, int(gold), choices, [row for [row] in answers.rows(instances)])
+        rows += _document_rows(name, index, choices, [row for [row] in answers.rows(instances)])
         clusters[name, doc_id] = ids[cluster]
     return rows
 

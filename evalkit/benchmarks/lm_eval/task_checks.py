@@ -8,11 +8,12 @@ of the evaluated document.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from evalkit.compatibility.lm_eval import reads_references
+from evalkit.compatibility.lm_eval import gold_index, is_index, reads_references
 from evalkit.compatibility.names import replaced
 from evalkit.data.sampling import repeated_prompts
 from evalkit.errors import DataError
@@ -26,8 +27,8 @@ _SHOWN = 40
 _NAME = re.compile(r"Group '(?P<group>[^']+)': |\[(?:Task: )?(?P<task>[^]]+)\] ")
 """Beginning of lm-eval's warnings about a group or a task."""
 _GOLD_WARNING = "Label index was not in"
-_LONGEST_WARNING, _MOST_WARNINGS = 200, 3
-"""Characters of each text, and texts of one kind."""
+_LONGEST_WARNING = 200
+"""Characters of a text."""
 
 
 class ReferenceProblem(NamedTuple):
@@ -133,7 +134,7 @@ class _OtherExamples:
         """Raise a `DataError` if a gold index is negative: lm-eval would show a choice counted from the end."""
         form = self._task.fewshot_cfg
         gold = self._task.doc_to_target(example, form.doc_to_target)
-        if form.doc_to_choice and isinstance(gold, int) and gold < 0:
+        if form.doc_to_choice and is_index(gold) and gold < 0:
             name = self._task.task_name
             raise DataError(f"task {name}: a solved example has the gold answer {gold}; name a labelled split")
 
@@ -199,34 +200,22 @@ def _reference_problem(task: Any, doc_id: int, doc: Any) -> ReferenceProblem | N
         # lm-eval reads the first document's to find out whether there are several
         are_several = isinstance(gold, list)
         texts_are_read = task.OUTPUT_TYPE == "multiple_choice" and not are_several
-        read = (int, str) if texts_are_read else int
-        are_read = all(isinstance(answer, read) for answer in golds)
+        are_read = all(is_index(answer) or (texts_are_read and isinstance(answer, str)) for answer in golds)
         if not are_read or are_several != bool(task.multiple_target):
             raise DataError(
                 f"{task.task_name} document {doc_id}: gold answer {shown} is not the number of a choice, or is a list "
                 "unlike the first document's"
             )
-        is_answerable = any(_is_choice(answer, choices) for answer in golds)
-        if is_answerable and not any(_is_beyond(answer, choices) for answer in golds):
+        others = [answer for answer in golds if gold_index(answer, choices) is None]
+        is_answerable = len(others) < len(golds)
+        # A negative index fills a list of fixed length
+        if is_answerable and all(answer < 0 for answer in others):
             return None
         return ReferenceProblem(f"gold answer {shown} is not one of the {len(choices)} choices", is_answerable)
     is_empty = all(answer in (None, "") for answer in golds)
     if is_empty and task.OUTPUT_TYPE != "loglikelihood_rolling":
         return ReferenceProblem(f"the reference is {shown}", is_answerable=False)
     return None
-
-
-def _is_choice(gold: int | str, choices: Sequence[str]) -> bool:
-    """Whether a gold answer is the index or the text of a choice, as lm-eval reads it."""
-    if isinstance(gold, str):
-        return gold in choices
-    return gold in range(len(choices))
-
-
-def _is_beyond(gold: int | str, choices: Sequence[str]) -> bool:
-    """Whether one of several gold answers is no choice; a negative index fills a list of fixed length."""
-    is_padding = isinstance(gold, int) and gold < 0
-    return not is_padding and not _is_choice(gold, choices)
 
 
 def _of_documents(doc_ids: Sequence[int], total: int, what: str) -> list[str]:
@@ -243,21 +232,14 @@ def listed_metrics(task: Any) -> list[str]:
 
 
 def logged_caveats(warnings: Iterable[logging.LogRecord]) -> Iterator[tuple[str, str]]:
-    """Yield lm-eval's warnings about results: the task or group, otherwise "lm-eval", and one text for each kind.
+    """Yield each of lm-eval's warnings about results once, after its task or group, or "lm-eval", with its count.
 
     Gold answers that are no choice are left out, since `task_caveats` has the number of their documents.
     """
-    texts: dict[tuple[str, str], list[str]] = {}
-    for record in warnings:
-        name, text = _named(printable(record.getMessage()))
+    messages = Counter(_named(printable(record.getMessage())) for record in warnings)
+    for (name, text), count in messages.items():
         if not text.startswith(_GOLD_WARNING):
-            kind = name, f"{record.pathname}:{record.lineno}"
-            texts.setdefault(kind, []).append(text)
-    for (name, _), members in texts.items():
-        distinct = list(dict.fromkeys(members))
-        shown = "; ".join(text[:_LONGEST_WARNING] for text in distinct[:_MOST_WARNINGS])
-        more = len(distinct) - _MOST_WARNINGS
-        yield name, f"lm-eval: {shown}" + f"; and {more:,} more" * (more > 0)
+            yield name, f"lm-eval: {text[:_LONGEST_WARNING]}" + f" ({count:,} times)" * (count > 1)
 
 
 def _named(warning: str) -> tuple[str, str]:

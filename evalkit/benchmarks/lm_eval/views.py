@@ -50,7 +50,7 @@ from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.traits import caveat_notes, computation_notes, documents_read, is_imported, origin_notes
+from evalkit.runs.traits import documents_read, is_imported, run_notes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -172,9 +172,8 @@ def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     """Return a report of every metric of every task and group, as lm-eval computed it; see `Benchmark.report`."""
     manifest, documents = run.manifest, run.manifest["documents"]
     entries = [*run.stored["tasks"], *run.stored["groups"]]
-    unofficial = {name for name, source in documents.items() if not source["official"]}
     members = {group["task"]: group["tasks"] for group in run.stored["groups"]}
-    marked = {entry["task"] for entry in entries if caveats_below(entry["task"], members, manifest)} | unofficial
+    marked = {entry["task"] for entry in entries if caveats_below(entry["task"], members, manifest)}
     rows = [row for entry in entries for row in _rows(entry, entry["task"] in marked)]
     metrics = [metric for entry in entries for metric in entry["metrics"]]
     headers = ["task", "filter", "metric", "n", "n-shot", "value", "± SE", "seconds"]
@@ -183,14 +182,11 @@ def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     notes = ["metrics as lm-eval " + str(manifest["versions"]["lm-eval"]) + " computes them"]
     if extension := manifest["specification"].get("context_extension"):
         notes.append(Extension(**extension).describe())
-    notes += [*origin_notes(manifest), *computation_notes(manifest)]
     if any(metric["higher_is_better"] is False for metric in metrics):
         notes.append(LOWER_NOTE)
     sources = sorted({source["source"] for source in documents.values()})
     notes.append("documents: " + "; ".join(sources[:5]) + ("; …" if len(sources) > 5 else ""))
-    if unofficial:
-        notes.append("*: not the official documents of the task")
-    notes += [f"*: {note}" for note in caveat_notes(manifest)]
+    notes += run_notes(manifest)
     return Report(
         (simple_table("lm_eval", headers, rows, texts=2 if shared else 3),),
         notes=tuple(notes),
@@ -198,7 +194,7 @@ def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> R
         records=[
             {name: entry[name] for name in ("task", "n", "num_fewshot")}
             | metric
-            | {"official": entry["task"] not in unofficial}
+            | {"official": documents.get(entry["task"], {}).get("official", True)}
             for entry in entries
             for metric in entry["metrics"]
         ],

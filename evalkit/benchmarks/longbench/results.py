@@ -214,7 +214,6 @@ def longbench_report(
         "–: unknown, of a single document or scores that are all equal": any(line["low"] is None for line in lines),
         f"edit sim.: {results['edit_similarity']}": any(task["variant"] for task in tasks),
         "cut: documents truncated in the middle, since their prompts were too long": truncated,
-        "*: not the official documents of the task": any(task["official"] is False for task in tasks),
     }
     return Report(
         (simple_table(results["suite"], headers, cells, texts=2, ruled={len(cells) - 2}),),

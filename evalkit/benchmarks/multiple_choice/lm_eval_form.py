@@ -77,7 +77,7 @@ def _entries(
         for key in (f"{_metric(rule)}_stderr,none" for rule in by_rule):
             errors = [part[key] for part in of_parts]
             counts = [part["sample_len"] for part in of_parts]
-            # lm-eval's standard error, of a group whose members are weighted by their sizes
+            # lm-eval's, whose members are weighted by their sizes; in a macro average each counts the same
             results[group][key] = error_of_average(errors) if is_macro(group) else pooled_error(errors, counts)
     return {
         "results": results,

@@ -42,9 +42,10 @@ from evalkit.runs.accuracies import (
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import RULES, all_rules, distinct, find_rule, invalid_rules, why_unusable
 from evalkit.runs.score_table import MARGIN, outcome_of
-from evalkit.runs.traits import caveats, computation_notes, is_imported, mark_notes, origin_notes, unofficial
+from evalkit.runs.traits import caveats, is_imported, run_notes, unofficial
 
 _LM_EVAL_RULE = "acc"
+_UNKNOWN_ERROR = "–: no error can be given where all documents of a task scored alike"
 
 
 def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
@@ -136,7 +137,7 @@ def _outcome_report(run: Run, key: str, seconds: Mapping[str, float] | None, det
     notes = [
         measure.words,
         *([f"acc.: rule {chosen.rule}"] if chosen else []),
-        *_measurement_notes(manifest),
+        *_measurement_notes(manifest, metrics),
         *_document_notes(manifest),
     ]
     tables = [table._replace(notes=tuple(map(literal, notes)))]
@@ -201,7 +202,7 @@ def grouped_rows(
 def _name_of(average: Any, tasks: Iterable[str], manifest: Mapping[str, Any]) -> str:
     """Return the name of an average, with an asterisk if the run has caveats of one of its tasks."""
     name = str(average["name"] if isinstance(average, Mapping) else average.name)
-    return name + "*" * any(task in manifest.get("caveats", {}) for task in tasks)
+    return name + "*" * any(task in caveats(manifest) for task in tasks)
 
 
 def rules_table(by_rule: Mapping[str, Results], scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> Table:
@@ -251,15 +252,15 @@ def plus_minus(stderr: float | None, shown: Callable[[float], str] = percent) ->
 
 
 def marked_label(task: str, manifest: Mapping[str, Any]) -> str:
-    """Return a task's label, with an asterisk if it has caveats, such as documents that are not the official ones."""
-    return label_of(task, manifest).full + "*" * bool(caveats(manifest, task))
+    """Return a task's label, with an asterisk if it has caveats."""
+    return label_of(task, manifest).full + "*" * (task in caveats(manifest))
 
 
 def _notes(results: Results, manifest: Mapping[str, Any]) -> Iterator[str]:
     yield f"rule {results.rule}: {find_rule(results.rule).description}"
     if macro := [marked_label(task.task, manifest) for task in results.tasks if is_macro(task.task)]:
         yield f"{', '.join(macro)}: mean over subjects, each of which counts the same, as OLMES defines it"
-    yield from _measurement_notes(manifest)
+    yield from _measurement_notes(manifest, results.tasks)
     if any(task.ties for task in results.tasks):
         yield "ties: documents with several best choices; the first of them is the prediction, as in lm-eval"
     if cut := [task.task for task in results.tasks if task.truncated]:
@@ -268,20 +269,25 @@ def _notes(results: Results, manifest: Mapping[str, Any]) -> Iterator[str]:
     yield from _document_notes(manifest)
 
 
-def _measurement_notes(manifest: Mapping[str, Any]) -> Iterator[str]:
+def _measurement_notes(manifest: Mapping[str, Any], results: Iterable[Any]) -> Iterator[str]:
     if len(manifest["documents"]) > 1:
         yield "averages: unweighted means over tasks; ±: over documents, of which those of one source are one draw"
+    yield from error_notes(results)
     if manifest["specification"].get("control"):
         yield "control: each document has another document's context, so these are not results of the tasks"
     yield from prompt_notes(manifest)
-    yield from (*origin_notes(manifest), *computation_notes(manifest))
 
 
 def _document_notes(manifest: Mapping[str, Any]) -> Iterator[str]:
     yield "documents: " + sources_text(manifest["documents"])
     if examples := manifest.get("examples"):
         yield "examples: " + sources_text(examples)
-    yield from mark_notes(manifest)
+    yield from run_notes(manifest)
+
+
+def error_notes(results: Iterable[Any]) -> list[str]:
+    """Return a note if a task's result has no standard error."""
+    return [_UNKNOWN_ERROR] if any(result.stderr is None for result in results) else []
 
 
 def prompt_notes(manifest: Mapping[str, Any], examples: str = "") -> Iterator[str]:

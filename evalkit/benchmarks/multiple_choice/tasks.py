@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.lm_eval.tasks import quiet_lm_eval
 from evalkit.benchmarks.multiple_choice.questions import LeafTask, Question, places_for_estimate, selected_documents
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite
-from evalkit.compatibility.lm_eval import fewshot_seed, index_of, index_tasks, processed_once, replace_index
+from evalkit.compatibility.lm_eval import fewshot_seed, gold_index, index_of, index_tasks, processed_once, replace_index
 from evalkit.data.lm_eval_dataset import dataset
 from evalkit.data.sampling import DocumentSelection, clusters_of
 from evalkit.errors import DataError, UsageError
@@ -110,6 +110,10 @@ def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, cluster: int, 
     choices = continuations if leaf.multiple_input else tuple(leaf.doc_to_choice(doc))
     if empty := [number for number, choice in enumerate(choices) if not choice.strip()]:
         raise DataError(f"{label}: choice {empty[0]} is empty, so there is no text to score; correct the document")
+    gold = leaf.doc_to_text(doc) if leaf.multiple_input else leaf.doc_to_target(doc)
+    index = gold_index(gold, choices)
+    if index is None:
+        raise DataError(f"{label}: gold answer {gold!r} is not one of its {len(choices)} choices; correct the document")
     return Question(
         task=task,
         subtask=leaf.config.task,
@@ -119,24 +123,11 @@ def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, cluster: int, 
         delimiter=delimiter,
         gaps=(gap,) * len(pairs),
         choices=choices,
-        gold=_gold_index(leaf.doc_to_text(doc) if leaf.multiple_input else leaf.doc_to_target(doc), choices, label),
+        gold=index,
         cluster=cluster,
         doc=dict(doc),
         leaf=about,
     )
-
-
-def _gold_index(gold: Any, choices: Sequence[str], label: str) -> int:
-    """Return the index of a gold answer, which may be given as a choice's text, as in lm-eval.
-
-    Another text is a `DataError` even if it is a number, such as a label that counts from 1.
-    """
-    if isinstance(gold, str) and gold in choices:
-        return choices.index(gold)
-    index = gold if isinstance(gold, int) else -1
-    if not 0 <= index < len(choices):
-        raise DataError(f"{label}: gold answer {gold!r} is not one of its {len(choices)} choices; correct the document")
-    return index
 
 
 def load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]:

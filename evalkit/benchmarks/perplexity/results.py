@@ -28,7 +28,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
-from evalkit.runs.traits import computation_notes
+from evalkit.runs.traits import run_notes
 from evalkit.runs.writing import RunWriter
 from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, error_of_mean, known_error, mean, t_quantile
 
@@ -257,7 +257,7 @@ def _notes(run: Run, model_only: bool = False) -> Iterator[str]:
     if (manifest.get("loaded") or {}).get("adds_tokens"):  # of a run before scoring version 4
         yield "the tokenizer adds tokens, such as BOS, to each document; as in lm-eval they are scored too"
     yield LOWER_NOTE
-    yield from computation_notes(manifest)
+    yield from run_notes(manifest)
 
 
 def _extension(run: Run) -> str:

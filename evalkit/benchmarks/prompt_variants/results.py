@@ -198,7 +198,7 @@ def _accuracy(tables: PromptTables, name: str, rule: str, chosen: NDArray[np.boo
 def expected_deviation(answers: Floats) -> float | None:
     """Return the root of the expected variance over prompts if each document's answers are exchangeable.
 
-    `answers` is [prompts, documents]: 1 (right) or 0.
+    `answers` is [prompts, documents]: 1 (right) or 0, times a document's weight in a mean over subjects (`weighted`).
     """
     count, n = answers.shape
     return float(np.sqrt(answers.var(axis=0, ddof=1).sum())) / n if count > 1 else None

@@ -14,6 +14,7 @@ from typing import Any
 
 from evalkit.benchmarks.multiple_choice.results_report import (
     about_run,
+    error_notes,
     grouped_rows,
     marked_label,
     plus_minus,
@@ -36,7 +37,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import find_rule
-from evalkit.runs.traits import computation_notes, mark_notes
+from evalkit.runs.traits import run_notes
 
 _NONE = "–"
 
@@ -134,6 +135,7 @@ def _notes(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[s
         names = ", ".join(label_of(task, manifest).full for task in unordered)
         yield f"no order of the options, since prompts do not list them: {names}{alone}"
     yield "mean, ± SE: mean over prompts and documents, and its standard error if other documents are drawn"
+    yield from error_notes(results.tasks)
     yield (
         "SD: standard deviation of the accuracies over these prompts, which are a fixed set and no sample: it "
         "describes them, and is no error of the mean"
@@ -143,13 +145,12 @@ def _notes(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[s
         "above it shows that the prompt matters"
     )
     yield from prompt_notes(manifest, ", in the original order")
-    yield from computation_notes(manifest)
     if cut := [f"{marked_label(task.name, manifest)} {task.truncated:,}" for task in results.tasks if task.truncated]:
         yield f"documents whose context was truncated on the left to fit the context window: {', '.join(cut)}"
     if examples := manifest.get("examples"):
         yield "examples: " + sources_text(examples)
     yield "documents: " + sources_text(manifest["documents"])
-    yield from mark_notes(manifest)
+    yield from run_notes(manifest)
 
 
 def _records(results: VariedResults) -> Iterator[dict[str, Any]]:

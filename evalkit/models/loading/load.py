@@ -27,7 +27,7 @@ from evalkit.models.loading.checks import (
 from evalkit.models.loading.files import generation_settings, quantization
 from evalkit.models.loading.fingerprint import Fingerprint, combine, hash_file
 from evalkit.models.loading.locate import DTYPES, Checkpoint, resolve_dtype, silent
-from evalkit.models.loading.tokenizer import LEFT_OUT
+from evalkit.models.loading.tokenizer import REMARKS
 from evalkit.models.zoo.shapes import shape_facts
 
 if TYPE_CHECKING:
@@ -109,11 +109,10 @@ class LoadedModel:
         extension = None if self.extension is None else self.extension.specification()
         shape = shape_facts(self.model.config.to_dict())
         placed = {} if self.placement is None else {"device_map": self.placement.summary()}
-        remarks = {"remarks": list(self.remarks)} if self.remarks else {}
+        remarks = [*self.remarks, *getattr(self.tokenizer, REMARKS, ())]
         facts = {name: getattr(self, name) for name in _FACTS}
-        ending = getattr(self.tokenizer, LEFT_OUT, None)
-        left_out = {} if ending is None else {LEFT_OUT: ending}
-        return facts | {"context_extension": extension, "shape": shape} | placed | remarks | left_out
+        remarked = {"remarks": remarks} if remarks else {}
+        return facts | {"context_extension": extension, "shape": shape} | placed | remarked
 
 
 def load(

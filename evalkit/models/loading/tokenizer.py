@@ -32,8 +32,8 @@ _PROBE = (
 )
 """Text that tokenizers split differently: digits, repeated spaces, apostrophes, scripts, a combining accent."""
 _REPEATS = 10
-LEFT_OUT = "left_out"
-"""Attribute of a tokenizer with the tokens that it would add after each text; a tokenizer that adds none lacks it."""
+REMARKS = "remarks"
+"""Attribute of a loaded tokenizer with remarks on what was changed; a tokenizer without changes lacks it."""
 _STEPS = re.compile(r'"(normalizer|pre_tokenizer|decoder)"\s*:\s*(?=\{)')
 _NESTED = ("normalizers", "pretokenizers", "decoders")
 _LONGEST = 256
@@ -46,7 +46,7 @@ _SAMPLING = ("dropout", "alpha", "nbest_size")
 def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, say: Say = silent) -> Any:
     """Load the tokenizer in a folder, for an embedding with `rows`, and check that it is the one its files describe.
 
-    Tokens that it adds after each text, such as EOS, are left out (`LEFT_OUT`): a choice, an answer or the next window
+    Tokens that it adds after each text, such as EOS, are left out (`REMARKS`): a choice, an answer or the next window
     follows a text, and as text to predict they would count in scores that are compared between tokenizers.
 
     Raises `CheckpointError` if it is missing or unreadable, has no offsets, has ids past the embedding beside added
@@ -219,8 +219,12 @@ def _leave_out_ending(folder: Path, tokenizer: Any, say: Say) -> None:
         raise CheckpointError(
             f"{folder}: its tokenizer ends each text with {ending}, which cannot be left out; change its post_processor"
         )
-    setattr(tokenizer, LEFT_OUT, ending)
-    say(f"the tokenizer adds {printable(ending)} after each text; it is left out, since answers follow a text")
+    remark = (
+        f"the tokenizer adds {printable(ending)} after each text; it is left out, except where a template has it, "
+        "since answers follow a text"
+    )
+    setattr(tokenizer, REMARKS, (remark,))
+    say(remark)
 
 
 def tokens_without_rows(tokenizer: Any, rows: int) -> dict[int, str]:

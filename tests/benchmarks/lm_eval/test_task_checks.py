@@ -69,8 +69,8 @@ def caveats_of(run: Run) -> list[str]:
     """Return the caveats of the task, which the results, the table and files in lm-eval's format have."""
     caveats: dict[str, list[str]] = run.stored.get("caveats", {})
     lines = shown(run)
-    notes = [line for line in lines if line.startswith("*: own: ")]
-    assert notes == [f"*: own: {text}" for text in caveats.get("own", ())]
+    notes = [line for line in lines if line.startswith("own*: ")]
+    assert notes == [f"own*: {text}" for text in caveats.get("own", ())]
     assert any(line.startswith("own* ") for line in lines) == bool(caveats)
     [path] = run.folder.glob("lm_eval/results_*.json")
     alias = json.loads(path.read_text(encoding="utf-8"))["results"]["own"]["alias"]
@@ -104,6 +104,23 @@ def test_some_documents_are_doubtful(run: Evaluate, config: dict[str, Any], chan
     assert caveats_of(run(config, documents)) == []
     [caveat] = caveats_of(run(config, [*documents[:2], documents[2] | change, documents[3]]))
     assert caveat.startswith("1 of 4 documents, document 2 for one: ") and found in caveat
+
+
+@pytest.mark.parametrize(
+    "value", ["np.int64({})", "np.array([{}]).astype('uint8')[0]", "int({})", "[np.int32({}), -1]"]
+)
+def test_a_function_may_return_integers_of_numpy(run: Evaluate, tmp_path: Path, value: str) -> None:
+    """As those of `np.argmax`; under lm-eval's metrics and under evalkit's rules."""
+    code = "import numpy as np\n\n\ndef gold(doc):\n    return " + value.format("doc['gold']") + "\n"
+    config = {name: setting for name, setting in CHOICE.items() if name != "doc_to_target"}
+    path = write_task(tmp_path / "tasks", config | {"task": "own"}, FRUITS)
+    (tmp_path / "tasks" / "golds.py").write_text(code, encoding="utf-8")
+    path.write_text(path.read_text(encoding="utf-8") + "doc_to_target: !function golds.gold\n", encoding="utf-8")
+    found: Run = run.tasks("own")  # type: ignore[attr-defined]
+    assert caveats_of(found) == []
+    if not value.startswith("["):
+        of_suite: Run = run.tasks("own", template="plain")  # type: ignore[attr-defined]
+        assert sorted(of_suite.scores.groupby("doc_id")["gold"].first()) == [0, 0, 1, 2]
 
 
 @pytest.mark.parametrize("gold", [None, 1.5, [1]])
@@ -217,7 +234,7 @@ def test_one_prompt_for_all_documents(run: Evaluate, options: dict[str, Any]) ->
     """A template that omits the question, in lm-eval's form and in the paper's."""
     found = run(_constant(), FRUITS, **options)
     assert found.stored["caveats"] == {"own": ["4 documents have one and the same prompt"]}
-    assert shown(found).count("*: own: 4 documents have one and the same prompt") == 1
+    assert shown(found).count("own*: 4 documents have one and the same prompt") == 1
 
 
 def test_averages_over_a_doubtful_task_are_marked(run: Evaluate, tmp_path: Path) -> None:
