@@ -20,7 +20,6 @@ from evalkit.studies.cluster.resources import ClusterOptions
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.base import Plan
-    from evalkit.comparison.sides import Group
     from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
     from evalkit.studies.results import StudyResults

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from evalkit.benchmarks.differences import differences
 from evalkit.benchmarks.multiple_choice.suites import shipped_suites
@@ -28,7 +28,6 @@ from evalkit.runs.finding import DamagedRun, scan
 from evalkit.runs.folder import CHECKPOINT, MANIFEST, Run, is_file, is_run_folder, load_run
 from evalkit.runs.traits import checkpoint_of, documents_read, is_imported, traits
 
-GivenName = TypeVar("GivenName", str, str | Run)
 _MOST_LISTED = 10
 _ID_SHOWN = 7
 _LEAST_OF_ID = 4
@@ -89,7 +88,7 @@ def find_runs(
 
 def find_groups(
     singles: Sequence[str | Run],
-    groups: Sequence[tuple[str, Sequence[GivenName]]],
+    groups: Sequence[tuple[str, Sequence[str | Run]]],
     root: Path,
     usable: Callable[[Run], bool] = lambda _: True,
     may_differ: bool = False,
