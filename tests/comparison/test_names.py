@@ -129,10 +129,8 @@ def test_of_several_the_defaults(make: Callable[..., str], tmp_path: Path) -> No
     assert chosen(tmp_path, "a", "b") == [plain, others[0]] and part
     make("org/c", 1)
     make("org/c", 2, template="inst", limit=20)
-    with pytest.raises(
-        UsageError,
-        match=r"'c' matches 2 runs.*: \w+ \(zeroshot8, inst, float32, limit 20, 2026-11-02 .*; \w+ \(zeroshot8, plain, ",
-    ):
+    listed = r"'c' matches 2 runs.*: \w+ \(zeroshot8, inst, float32, limit 20, 2026-11-02 .*; \w+ \(zeroshot8, plain, "
+    with pytest.raises(UsageError, match=listed):
         find_run("c", tmp_path)
     make("org/d", 1, dtype="float16")
     make("org/d", 2, dtype="bfloat16")
