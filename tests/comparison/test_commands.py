@@ -77,7 +77,7 @@ def test_several_sides_are_compared_under_one_rule(tmp_path: Path) -> None:
 def test_documents_of_two_runs_with_different_rules(tmp_path: Path) -> None:
     """The first run's rule needs scores that the second lacks; the error names those that both have."""
     table = {"arc_easy": scores_of("arc_easy", [1, 0, 1])}
-    first = make_run(tmp_path, table, model="a", manifest={"rule": "ppl"})
+    first = make_run(tmp_path, table, model="a", manifest={"rule": "pmi"})
     runs = [str(first), str(make_run(tmp_path, table, model="b"))]
     for command in (["--won"], ["--lost"], [], ["--document", "arc_easy/1"]):
         failed = CliRunner().invoke(cli, ["show", *runs, *command], standalone_mode=False)
