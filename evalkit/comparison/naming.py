@@ -28,7 +28,7 @@ from evalkit.runs.finding import DamagedRun, scan
 from evalkit.runs.folder import CHECKPOINT, MANIFEST, Run, is_file, is_run_folder, load_run
 from evalkit.runs.traits import checkpoint_of, documents_read, is_imported, traits
 
-_MOST_LISTED = 10
+_MOST_LISTED = 20
 _ID_SHOWN = 7
 _LEAST_OF_ID = 4
 """Characters from which the beginning of an id is one, and no name of a checkpoint."""
@@ -95,9 +95,9 @@ def find_groups(
 ) -> tuple[list[Run], list[tuple[str, list[Run]]]]:
     """Return the runs of single names and of named groups; arguments and errors as of `find_runs`."""
     members = [name for _, names in groups for name in names]
-    found = iter(find_runs([*singles, *members], root, usable, may_differ=may_differ))
-    first = list(islice(found, len(singles)))
-    return first, [(group, list(islice(found, len(names)))) for group, names in groups]
+    opened = iter(find_runs([*singles, *members], root, usable, may_differ=may_differ))
+    first = list(islice(opened, len(singles)))
+    return first, [(group, list(islice(opened, len(names)))) for group, names in groups]
 
 
 def settings_words(run: Run) -> tuple[str, ...]:
@@ -206,19 +206,22 @@ def _settings(run: Run) -> set[tuple[str, str]]:
 def _ambiguous(runs: Mapping[str, Sequence[Run]], root: Path, why: str) -> UsageError:
     """Return an error that lists the runs of each name, the newest first."""
     every = {run.folder: run for of_name in runs.values() for run in of_name}
-    has_models = len({run.model for run in every.values()}) > 1
-    abouts = [_about(run) for run in every.values()]
+    newest = sorted(every.values(), key=lambda run: str(run.manifest["created"]), reverse=True)
+    has_models = len({run.model for run in newest}) > 1
+    abouts = list(map(_about, newest))
     lines = []
-    for of_name in runs.values():
-        newest = sorted(of_name, key=lambda run: str(run.manifest["created"]), reverse=True)
-        for run in newest[:_MOST_LISTED]:
-            words = [run.model] * has_models + [about := _about(run)]
-            words += [counted(len(run.manifest["documents"]), "task")] * (abouts.count(about) > 1)
-            date = str(run.manifest["created"])[:19].replace("T", " ")
-            lines.append(f"{run.manifest['id'][:_ID_SHOWN]} ({', '.join([*words, date])})")
-        lines += ["…"] * (len(newest) > _MOST_LISTED)
+    for run, about in zip(newest, abouts, strict=True):
+        words = [run.model, about] if has_models else [about]
+        if abouts.count(about) > 1:
+            words.append(counted(len(run.manifest["documents"]), "task"))
+        date = str(run.manifest["created"])[:19].replace("T", " ")
+        lines.append(f"{run.manifest['id'][:_ID_SHOWN]} ({', '.join([*words, date])})")
     names = " and ".join(f"'{name}'" for name in runs)
-    return SeveralRunsError(f"{names} {why} in {root}; name a run by its id", list(dict.fromkeys(lines)))
+    return SeveralRunsError(f"{names} {why} in {root}; name a run by its id", _shortened(lines))
+
+
+def _shortened(lines: Sequence[str]) -> list[str]:
+    return [*lines[:_MOST_LISTED], "…"] if len(lines) > _MOST_LISTED else [*lines]
 
 
 def _about(run: Run) -> str:
@@ -238,8 +241,8 @@ def _unknown(name: str, root: Path) -> EvalkitError:
         )
     begun = [run.folder.name for run in stored if any(known.startswith(name) for known in _names(run))]
     if begun:
-        listed = [*begun[:_MOST_LISTED], *["…"] * (len(begun) > _MOST_LISTED)]
-        return SeveralRunsError(f"'{name}' is only the beginning of names of runs in {root}; name one of them", listed)
+        why = f"'{name}' is only the beginning of names of runs in {root}; name one of them"
+        return SeveralRunsError(why, _shortened(begun))
     return UnknownNameError("run", name, [run.folder.name for run in stored])
 
 
