@@ -12,6 +12,7 @@
     ├── RunError                 a run folder that is damaged; a file or folder that cannot be written
     │   └── RunInUseError        a run folder that another process writes
     └── SeveralErrors            problems that are independent of each other, all at once; printed on a line each
+        └── SeveralRunsError     (and a UsageError) a name that may mean several runs, on a line each
 
 A message is one line, whatever the names in it contain. It names the file, task, document, checkpoint or key, and says
 what was expected and what to do. The command line prints it without a traceback and exits with `exit_code`.
@@ -67,6 +68,10 @@ class UsageError(EvalkitError):
     """An invalid option, name or combination."""
 
     exit_code: ClassVar[int] = 2
+
+
+class SeveralRunsError(SeveralErrors, UsageError):
+    """A name that may mean several runs; `problems` are the runs."""
 
 
 class UnknownNameError(UsageError):

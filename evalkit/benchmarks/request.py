@@ -122,8 +122,8 @@ class DocumentRequest(Request):
     )
     seed: int | None = setting(None, "Seed of the sample.", "0", metavar="N", least=0)
     limit: int | None = setting(None, "Only the first documents of each task, as in lm-eval.", metavar="N", short="-L")
-    earlier: tuple[int, ...] = ()
-    """Sizes of the samples that a look of `decide` continues; see `DocumentSample`."""
+    earlier: tuple[int, ...] | None = None
+    """As of `DocumentSample`."""
 
     def __post_init__(self) -> None:
         if self.sample is not None and self.limit is not None:

@@ -67,7 +67,9 @@ def evaluate(
             return run_plan(planned(spec, options, shown.say), shown)
 
 
-def planned(model: str | Path | ModelSpec, options: Mapping[str, Any], say: Say, earlier: Sequence[int] = ()) -> Plan:
+def planned(
+    model: str | Path | ModelSpec, options: Mapping[str, Any], say: Say, earlier: Sequence[int] | None = None
+) -> Plan:
     """Plan a run with the benchmark that has the suite.
 
     `model` and `options` as of `request_of`; `earlier` as of `DocumentSample`.
@@ -75,7 +77,7 @@ def planned(model: str | Path | ModelSpec, options: Mapping[str, Any], say: Say,
     chosen = _benchmark_of(options.get("suite"))
     given = {name: value for name, value in options.items() if name != "suite" or name in settings_of(chosen.request)}
     request = request_of(chosen.request, model, given)
-    if earlier:
+    if earlier is not None:
         request = replace(request, earlier=tuple(earlier))
     return chosen.plan(request, say)
 

@@ -124,7 +124,7 @@ def _analysed(
 
     sides: Sequence[Side]
     if source.results is None:
-        sides = sides_of(*source.named(given, usable=lambda run: run.kind == ATTENTION))
+        sides = sides_of(*source.named(given, lambda run: run.kind == ATTENTION, may_differ=True))
         notes = tuple[str, ...]()
     else:
         analyses = study_analyses(source.results, given, source.benchmark)
@@ -217,7 +217,8 @@ def report(
         if source.results is not None:
             contents = contents_of_study(source.results, runs, source.benchmark, key)
         else:
-            contents = contents_of_runs(*source.named(_without_others(runs, root)), key, names or ())
+            given = _without_others(runs, root)
+            contents = contents_of_runs(*source.named(given, may_differ=True), key, names or ())
     for note in contents.notes:
         say(note)
     chosen = None if sample is None else DocumentSample(sample, seed)

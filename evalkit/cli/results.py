@@ -225,7 +225,7 @@ def table(
                 made = make(replace(request, mapping=Path(runs), root=root))
             else:
                 layout = requested_layout(request)
-                named, _ = of_study.named(given, usable=lambda run: has_suite_of(layout, run))
+                named, _ = of_study.named(given, lambda run: has_suite_of(layout, run), may_differ=True)
                 made = make(replace(request, runs=tuple(str(run.folder) for run in named)))
     printer(Report((made,)), output)
     return 0

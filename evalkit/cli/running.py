@@ -20,7 +20,6 @@ from evalkit.studies.cluster.resources import ClusterOptions
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.base import Plan
-    from evalkit.comparison.sides import Group
     from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
     from evalkit.studies.results import StudyResults
@@ -112,18 +111,15 @@ class Source:
             raise UsageError("--group is for runs; with --study the seeds of a name are its group: omit --group")
 
     def named(
-        self, runs: Sequence[str], usable: Callable[[Run], bool] = lambda _: True
-    ) -> tuple[list[Run], list[Group]]:
-        """Return the finished runs that arguments mean, and those of the groups."""
-        from evalkit.comparison.naming import find_runs
+        self, runs: Sequence[str], usable: Callable[[Run], bool] = lambda _: True, may_differ: bool = False
+    ) -> tuple[list[Run], list[tuple[str, list[Run]]]]:
+        """Return the finished runs that arguments mean, and those of the groups, as `find_groups`."""
+        from evalkit.comparison.naming import find_groups
         from evalkit.comparison.sides import read_group
         from evalkit.runs.finding import root_of_runs
 
         groups = list(map(read_group, self.groups))
-        members = [name for _, names in groups for name in names]
-        opened = iter(find_runs([*runs, *members], self.root or root_of_runs(), usable))
-        singles = [next(opened) for _ in runs]
-        return singles, [(name, [next(opened) for _ in names]) for name, names in groups]
+        return find_groups(runs, groups, self.root or root_of_runs(), usable, may_differ)
 
     @property
     def pairs_seeds(self) -> bool:

@@ -38,7 +38,7 @@ from evalkit.comparison.line import (
     line_of,
     look_at_average,
 )
-from evalkit.comparison.naming import find_runs
+from evalkit.comparison.naming import find_groups, find_runs
 from evalkit.comparison.pairing import PairedTask, Pairing, common_key, own_rules, pair
 from evalkit.comparison.sides import Side, autocorrelation_sentence, claim_of, sides_of
 from evalkit.errors import UsageError
@@ -139,14 +139,15 @@ def compare(
     for name, members in (groups or {}).items():
         if isinstance(members, (str, Path, Run)):
             raise UsageError(f"groups: '{name}' is one run; give a list of runs")
-    given = [*runs, *(run for members in (groups or {}).values() for run in members)]
-    names = [run if isinstance(run, Run) else values.name_or_path("run", run) for run in given]
-    opened = iter(find_runs(names, values.path("root", root)))
-    singles = [next(opened) for _ in runs]
-    named = [(name, [next(opened) for _ in members]) for name, members in (groups or {}).items()]
-    sides, looks = sides_of(singles, named), Looks(anytime, values.whole("watch", watch, 1))
+    given = [(name, _given(members)) for name, members in (groups or {}).items()]
+    sides = sides_of(*find_groups(_given(runs), given, values.path("root", root)))
+    looks = Looks(anytime, values.whole("watch", watch, 1))
     comparisons = compare_sides(sides, outcome_key(outcome, rule), margin, pair_seeds, looks=looks)
     return comparisons[0] if len(comparisons) == 1 else comparisons
+
+
+def _given(runs: Sequence[GivenRun]) -> list[str | Run]:
+    return [run if isinstance(run, Run) else values.name_or_path("run", run) for run in runs]
 
 
 def compare_sides(

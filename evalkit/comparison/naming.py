@@ -2,8 +2,8 @@
 
 In: names as on the command line, and a folder of runs. Out: the finished `Run` of each name. The folder of a run, its
 id, the name that it was given, and the beginning of any, mean this run. Any other name means a checkpoint, and of its
-runs the one under the default settings, measured as the runs of the other names are. No name is guessed: an error lists
-the runs that it may mean, with what distinguishes them.
+runs the one of the default suite with the fewest other settings, measured as the runs of the other names are. No name
+is guessed: an error lists the runs that it may mean.
 """
 
 from __future__ import annotations
@@ -12,27 +12,29 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from evalkit.benchmarks.differences import differences
 from evalkit.benchmarks.multiple_choice.suites import shipped_suites
-from evalkit.benchmarks.request import DEFAULT_SUITE, SCORING_VERSION
+from evalkit.benchmarks.request import DEFAULT_SUITE
 from evalkit.display import news
-from evalkit.errors import CheckpointError, EvalkitError, RunError, UnknownNameError, UsageError
+from evalkit.errors import CheckpointError, EvalkitError, RunError, SeveralRunsError, UnknownNameError, UsageError
+from evalkit.escape import counted
 from evalkit.models.loading.fingerprint import fingerprint
-from evalkit.models.loading.locate import locate, resolve_dtype
+from evalkit.models.loading.locate import locate
 from evalkit.runs.finding import DamagedRun, scan
 from evalkit.runs.folder import CHECKPOINT, MANIFEST, Run, is_file, is_run_folder, load_run
 from evalkit.runs.traits import checkpoint_of, documents_read, is_imported, traits
 
-_MOST_LISTED = 10
+_MOST_LISTED = 20
 _ID_SHOWN = 7
 _LEAST_OF_ID = 4
 """Characters from which the beginning of an id is one, and no name of a checkpoint."""
 _DERIVED = ("rule", "template's text")
 """Traits that follow from others: every rule reads the same scores."""
+_USUAL = {"limit": "none", "context extension": "none", "solved examples": "0"}
 
 
 class _Meant(NamedTuple):
@@ -53,31 +55,49 @@ def find_run(name: str, root: Path, usable: Callable[[Run], bool] = lambda _: Tr
 
 
 def find_runs(
-    given: Sequence[str | Run], root: Path, usable: Callable[[Run], bool] = lambda _: True, finished: bool = True
+    given: Sequence[str | Run],
+    root: Path,
+    usable: Callable[[Run], bool] = lambda _: True,
+    finished: bool = True,
+    may_differ: bool = False,
 ) -> list[Run]:
-    """Return the run that each name means, and print which one was taken of several.
+    """Return the run that each name means, and print which run was taken.
 
     Args:
         given: names as on the command line, and runs, which mean themselves.
         root: folder of run folders.
         usable: which runs a command can use; if it can use none of a name's, all count.
         finished: whether runs that are not finished are left out.
+        may_differ: whether each name is resolved by itself if no runs of all names are measured alike.
 
     Raises:
         UsageError: no run matches, or a name does not mean one of several; lists them.
         RunError: the run is damaged or not finished, or a checkpoint has no run.
     """
     meant = [_meant(name, root, usable, finished) for name in given]
-    chosen = _chosen(meant, root)
+    chosen = _chosen(meant, root, may_differ)
     notes = []
     for each, run in zip(meant, chosen, strict=True):
-        if each.matching > 1 or not _is_whole(run, each.name):
-            about = ", ".join(filter(None, (run.suite, *settings_words(run))))
+        if each.name != run.manifest["id"] and Path(each.name).name != run.folder.name:
             several = f", of {each.matching} runs that match" * (each.matching > 1)
-            notes.append(f"{each.name}: {run.folder.name} ({about}){several}")
+            notes.append(f"{each.name}: {run.folder.name} ({_about(run)}){several}")
     for note in dict.fromkeys(notes):
         news(note)
     return chosen
+
+
+def find_groups(
+    singles: Sequence[str | Run],
+    groups: Sequence[tuple[str, Sequence[str | Run]]],
+    root: Path,
+    usable: Callable[[Run], bool] = lambda _: True,
+    may_differ: bool = False,
+) -> tuple[list[Run], list[tuple[str, list[Run]]]]:
+    """Return the runs of single names and of named groups; arguments and errors as of `find_runs`."""
+    members = [name for _, names in groups for name in names]
+    opened = iter(find_runs([*singles, *members], root, usable, may_differ=may_differ))
+    first = list(islice(opened, len(singles)))
+    return first, [(group, list(islice(opened, len(names)))) for group, names in groups]
 
 
 def settings_words(run: Run) -> tuple[str, ...]:
@@ -110,10 +130,11 @@ def _meant(name: str | Run, root: Path, usable: Callable[[Run], bool], finished:
     matching = [run if isinstance(run, Run) else load_run(run.folder) for run in matching_runs(name, root)]
     if not matching:
         raise _unknown(name, root)
-    if len(matching) == 1 and (matching[0].manifest.get("name") == name or _is_completed(matching[0], name)):
+    if len(matching) == 1 and (matching[0].manifest.get("name") == name or _begins(matching[0], name)):
         return _Meant(name, [_opened(matching[0], finished)], True)
     if not (runs := [run for run in matching if not _is_special(run)]):
-        raise _ambiguous({name: matching}, root, "alone means no control, varied, rounded or imported run")
+        why = "alone means no control, varied, rounded or imported run, and no look of evalkit decide"
+        raise _ambiguous({name: matching}, root, why)
     if len({checkpoint_of(run) for run in runs}) > 1:
         raise _ambiguous({name: runs}, root, "is the name of several checkpoints, or of several states of one")
     runs = [run for run in runs if run.complete or not finished] or [_opened(runs[0], finished)]
@@ -127,29 +148,31 @@ def _opened(run: Run, finished: bool) -> Run:
 
 
 def _is_special(run: Run) -> bool:
-    """Return whether a run is none that a checkpoint's name means: its scores are not the checkpoint's own."""
+    """Return whether a run is none that a checkpoint's name means: not all its scores are the checkpoint's own."""
     specification = run.manifest["specification"]
-    return is_imported(run.manifest) or any(specification.get(name) for name in ("control", "prompts", "quantise"))
+    is_changed = any(specification.get(name) for name in ("control", "prompts", "quantise"))
+    return is_imported(run.manifest) or is_changed or "earlier" in specification
 
 
-def _chosen(meant: Sequence[_Meant], root: Path) -> list[Run]:
-    """Return the run of each name: the one under default settings of those that are measured as all other names'."""
+def _chosen(meant: Sequence[_Meant], root: Path, may_differ: bool) -> list[Run]:
+    """Return the run of each name: the usual one of those that are measured as all other names'."""
     if all(each.is_exact for each in meant):
         return [each.runs[0] for each in meant]
     every = {each.name: each.runs for each in meant}
     first, *others = every.values()
     fitting = [run for run in first if all(any(are_alike(run, other) for other in runs) for runs in others)]
+    if not fitting and may_differ:
+        return [run for each in meant for run in _chosen([each], root, may_differ)]
     if not fitting:
         raise _ambiguous(every, root, "have no runs that are measured alike")
-    several = "have several runs that are measured alike" if others else f"matches {len(first)} runs"
-    if (baseline := _under_defaults(fitting)) is None:
+    baseline, chosen = _usual(fitting), list[Run]()
+    for each in meant if baseline else ():
+        alike = [run for run in each.runs if run is baseline or (baseline and are_alike(baseline, run))]
+        if run := _usual(alike):
+            chosen.append(run)
+    if len(chosen) < len(meant):
+        several = "have several runs that are measured alike" if others else f"matches {len(first)} runs"
         raise _ambiguous(every, root, several)
-    chosen = list[Run]()
-    for each in meant:
-        run = _under_defaults([run for run in each.runs if run is baseline or are_alike(baseline, run)])
-        if run is None:
-            raise _ambiguous(every, root, several)
-        chosen.append(run)
     return chosen
 
 
@@ -160,71 +183,49 @@ def are_alike(a: Run, b: Run) -> bool:
     return not any(mine.refused for mine, _ in differences(a, b, str(a.manifest["rule"])))
 
 
-def _under_defaults(runs: Sequence[Run]) -> Run | None:
-    """Return the run that has no setting, other than the default, that not all others have, too; None if none is so."""
-    if len(runs) == 1:
-        return runs[0]
+def _usual(runs: Sequence[Run]) -> Run | None:
+    """Return the run, first of the default suite, without any setting but the default that not all others have, too."""
+    runs = [run for run in runs if run.suite == DEFAULT_SUITE] or runs
     settings = [_settings(run) for run in runs]
     least = min(settings, key=len)
-    if all(least < other for other in settings if other is not least):
-        return runs[settings.index(least)]
-    return None
+    is_usual = all(least < other for other in settings if other is not least)
+    return runs[settings.index(least)] if is_usual else None
 
 
 def _settings(run: Run) -> set[tuple[str, str]]:
     """Return the settings of a run that are not the default; those without a known default are among them."""
     suite = shipped_suites().get(run.suite)
-    usual = {"suite": DEFAULT_SUITE, "limit": "none", "context extension": "none", "solved examples": "0",
-             "scoring version": str(SCORING_VERSION)}  # fmt: skip
-    if suite is not None:
-        usual |= {"template": suite.template or "inst", "tasks": _tasks(suite.tasks)}
-    for library in run.manifest["specification"].get("versions", {}):
-        with suppress(PackageNotFoundError):
-            usual[f"{library} version"] = version(library)
-    path = run.manifest.get("path")
-    if path is not None and Path(path).exists():
-        with suppress(CheckpointError):
-            usual["dtype"] = resolve_dtype(locate(path), "auto")
-    given = {"suite": run.suite, "tasks": _tasks(run.manifest["documents"])}
+    of_suite = {} if suite is None else {"template": suite.template or "inst", "tasks": ", ".join(sorted(suite.tasks))}
+    given = {"suite": run.suite, "tasks": ", ".join(sorted(run.manifest["documents"]))}
     for trait in traits(run).values():
-        if trait.name not in _DERIVED and (trait.refused or trait.name.endswith(" version")):
+        if trait.refused and trait.name not in _DERIVED:
             given[trait.name] = trait.value
-    return {(name, value) for name, value in given.items() if usual.get(name) != value}
-
-
-def _tasks(tasks: Sequence[str] | Mapping[str, object]) -> str:
-    return ", ".join(sorted(tasks))
+    return given.items() - (_USUAL | of_suite).items()
 
 
 def _ambiguous(runs: Mapping[str, Sequence[Run]], root: Path, why: str) -> UsageError:
+    """Return an error that lists the runs of each name, the newest first."""
     every = {run.folder: run for of_name in runs.values() for run in of_name}
-    words = dict(zip(every, _distinctions([*every.values()]), strict=True))
-    lists = []
-    for name, of_name in runs.items():
-        listed = "; ".join(words[run.folder] for run in of_name[:_MOST_LISTED]) + "; …" * (len(of_name) > _MOST_LISTED)
-        lists.append(f"{name}: {listed}" if len(runs) > 1 else listed)
+    newest = sorted(every.values(), key=lambda run: str(run.manifest["created"]), reverse=True)
+    has_models = len({run.model for run in newest}) > 1
+    abouts = list(map(_about, newest))
+    lines = []
+    for run, about in zip(newest, abouts, strict=True):
+        words = [run.model, about] if has_models else [about]
+        if abouts.count(about) > 1:
+            words.append(counted(len(run.manifest["documents"]), "task"))
+        date = str(run.manifest["created"])[:19].replace("T", " ")
+        lines.append(f"{run.manifest['id'][:_ID_SHOWN]} ({', '.join([*words, date])})")
     names = " and ".join(f"'{name}'" for name in runs)
-    return UsageError(f"{names} {why} in {root}: {' | '.join(lists)}; name a run by its id")
+    return SeveralRunsError(f"{names} {why} in {root}; name a run by its id", _shortened(lines))
 
 
-def _distinctions(runs: Sequence[Run]) -> list[str]:
-    """Return each run's id, and in parentheses all that distinguishes it from the others."""
-    facts = [_facts(run) for run in runs]
-    names = dict.fromkeys(name for of_run in facts for name in of_run)
-    differing = [name for name in names if len({of_run.get(name) for of_run in facts}) > 1]
-    listed = []
-    for run, of_run in zip(runs, facts, strict=True):
-        words = ", ".join(of_run.get(name) or f"no {name}" for name in differing)
-        listed.append(f"{run.manifest['id'][:_ID_SHOWN]} ({words or run.folder.name})")
-    return listed
+def _shortened(lines: Sequence[str]) -> list[str]:
+    return [*lines[:_MOST_LISTED], "…"] if len(lines) > _MOST_LISTED else [*lines]
 
 
-def _facts(run: Run) -> dict[str, str]:
-    """Return what a run is of, under, and from, in words."""
-    facts = {"model": run.model, "revision": str(run.manifest["revision"] or ""), "suite": run.suite}
-    facts["tasks"] = _tasks(run.manifest["documents"])
-    facts |= {trait.name: trait.words for trait in traits(run).values() if trait.name not in _DERIVED}
-    return facts | {"date": str(run.manifest["created"])[:19].replace("T", " ")}
+def _about(run: Run) -> str:
+    return ", ".join(filter(None, (run.suite, *settings_words(run))))
 
 
 def _unknown(name: str, root: Path) -> EvalkitError:
@@ -234,11 +235,15 @@ def _unknown(name: str, root: Path) -> EvalkitError:
             f"{name} is no run folder (it has no {MANIFEST}), and no run in {root} is of a checkpoint with its present "
             "files; evaluate it, or name a run by its id"
         )
-    if not (folders := [run.folder.name for run in scan(root)]):
+    if not (stored := list(scan(root))):
         return UsageError(
             f"'{name}' is no run folder, and there are no runs in {root} (--in or --output of their command)"
         )
-    return UnknownNameError("run", name, folders)
+    begun = [run.folder.name for run in stored if any(known.startswith(name) for known in _names(run))]
+    if begun:
+        why = f"'{name}' is only the beginning of names of runs in {root}; name one of them"
+        return SeveralRunsError(why, _shortened(begun))
+    return UnknownNameError("run", name, [run.folder.name for run in stored])
 
 
 def matching_runs(given: str, root: Path) -> list[Run | DamagedRun]:
@@ -279,37 +284,32 @@ def _of_present_files(given: str, stored: Sequence[Run | DamagedRun], at_path: S
     return [*(here or of_files or unknown)]
 
 
-def _is_whole(run: Run, given: str) -> bool:
-    """Return whether a name is a run's folder or id, or a name or the path of its checkpoint."""
-    paths = (run.manifest.get("path"), str(run.folder.resolve()))
-    is_path = str(_resolved(given)) in paths
-    return is_path or given in (run.folder.name, run.manifest["id"]) or _has_name(run, given)
-
-
-def _is_completed(run: Run, given: str) -> bool:
-    """Return whether a text is only the beginning of the name of a run's folder, or of its id."""
-    return not _has_name(run, given) and _begins(run, given)
-
-
 def _has_name(run: Run | DamagedRun, given: str) -> bool:
     """Return whether a run is of the checkpoint with a name, or with the last parts of its path or name."""
     if isinstance(run, DamagedRun):
         return False
-    model, local = run.manifest["model"].rstrip("/"), run.manifest.get("path")
-    names = {model, model.rpartition("/")[2], run.manifest.get("name"), _checkpoint_in(run)}
-    if local is None:  # of the hub: also without its revision, and with its commit
-        name = model.partition("@")[0]
-        names |= {name, name.rpartition("/")[2], f"{name}@{run.manifest['revision']}"}
-    name = given.rstrip("/")
-    return name in names or (local is not None and bool(name) and local.endswith(f"/{name}"))
+    name, local = given.rstrip("/"), run.manifest.get("path")
+    return name in _names(run) or (local is not None and bool(name) and local.endswith(f"/{name}"))
+
+
+def _names(run: Run | DamagedRun) -> set[str]:
+    """Return the names of a run's folder and of its checkpoint, but not its path."""
+    if isinstance(run, DamagedRun):
+        return {run.folder.name}
+    model = run.manifest["model"].rstrip("/")
+    names = {run.folder.name, model, str(run.manifest.get("name") or model), _checkpoint_in(run)}
+    if run.manifest.get("path") is None:  # of the hub: also without its revision, and with its commit
+        hub = model.partition("@")[0]
+        names |= {hub, f"{hub}@{run.manifest['revision']}"}
+    return names | {name.rpartition("/")[2] for name in names}
 
 
 def _begins(run: Run | DamagedRun, given: str) -> bool:
-    """Return whether a text is the beginning of a run's id, or of its folder's name with its checkpoint's name."""
+    """Return whether a text is the beginning of a run's id, or of its folder's name with more than its checkpoint."""
     if isinstance(run, DamagedRun):
         return run.folder.name.startswith(given)
     is_id = len(given) >= _LEAST_OF_ID and run.manifest["id"].startswith(given)
-    return is_id or (run.folder.name.startswith(given) and given.startswith(_checkpoint_in(run)))
+    return is_id or (run.folder.name.startswith(given) and given.startswith(f"{_checkpoint_in(run)}-"))
 
 
 def _checkpoint_in(run: Run) -> str:

@@ -208,19 +208,21 @@ def claim_of(a: Side, b: Side, in_pairs: bool = False) -> Claim:
             raise UsageError(f"group {side.name}: runs {runs} have the same checkpoint; remove one")
         check_uniform(side)
     settings, refused = _differing(a, b)
-    subjects = list(dict.fromkeys(map(_subject, refused)))
-    listed = ", ".join(f"{name} ({' | '.join(settings[name])})" for name in refused)
+    together = [name for name in refused if _subject(name) != "sample"]
+    subjects = list(dict.fromkeys(map(_subject, together)))
+    listed = ", ".join(f"{name} ({' | '.join(settings[name])})" for name in together)
+    samples = [" | ".join(settings[name]) for name in refused if _subject(name) == "sample"]
+    of_common = f" Only the common documents of two samples are compared ({samples[0]})." if samples else ""
     if {checkpoint_of(run) for run in a.runs} == {checkpoint_of(run) for run in b.runs}:
-        what = f"the {_joined(subjects)}" if subjects else _joined([*settings]) or "its location"
+        others = [name for name in settings if _subject(name) != "sample"]
+        what = f"the {_joined(subjects)}" if subjects else _joined(others) or "its location"
         sentence = f"The claim is about {what}, not about models: {a.name} and {b.name} are the same checkpoint"
-        sentence += f" under {listed}." if listed else "."
+        sentence += (f" under {listed}." if listed else ".") + of_common
         return Claim("setting", sentence, settings, sentence)
-    caution = ""
-    if together := [subject for subject in subjects if subject != "sample"]:
-        about = _joined(["checkpoint", *together])
-        caution = f"The claim is about {about} together: {a.name} and {b.name} differ in {listed}."
-    elif subjects:
-        caution = f"Only the common documents of two samples are compared: {listed}."
+    caution = of_common.lstrip()
+    if subjects:
+        about = _joined(["checkpoint", *subjects])
+        caution = f"The claim is about {about} together: {a.name} and {b.name} differ in {listed}.{of_common}"
     counts, last = (a.trainings, b.trainings), a.each
     few = "; with two pairs" if in_pairs else "; with two seeds of a side"
     few = f"{few} the spread is hardly known, so only large differences show" if 2 in counts else ""

@@ -54,18 +54,19 @@ class DocumentSample:
     count: int
     """Documents of each task; all of a task that has not more."""
     seed: int = 0
-    earlier: tuple[int, ...] = ()
-    """Sizes of the samples that this one continues, the smallest first: no batch has documents of two of them."""
+    earlier: tuple[int, ...] | None = None
+    """Of a look of `decide`, sizes of the samples that this one continues, the smallest first; none at the first look.
+    No batch has documents of two of them."""
 
     @property
     def specification(self) -> dict[str, Any]:
-        continued = {"earlier": list(self.earlier)} if self.earlier else {}
+        continued = {} if self.earlier is None else {"earlier": list(self.earlier)}
         return {"limit": None, "sample": self.count, "seed": self.seed, **continued}
 
     @property
     def steps(self) -> list[DocumentSample]:
         """Return the samples that this one continues, and this one last."""
-        return [DocumentSample(count, self.seed) for count in (*self.earlier, self.count)]
+        return [DocumentSample(count, self.seed) for count in (*(self.earlier or ()), self.count)]
 
     def places(self, task: str, strata: Sequence[str]) -> list[int]:
         """Return the places of the sampled documents, in order.
@@ -103,7 +104,8 @@ def number_of(selection: DocumentSelection, total: int) -> int:
 def selection_of(specification: Mapping[str, Any]) -> DocumentSelection:
     """Return the selection that a run's specification names."""
     if (count := specification.get("sample")) is not None:
-        return DocumentSample(count, specification["seed"], tuple(specification.get("earlier", ())))
+        earlier = specification.get("earlier")
+        return DocumentSample(count, specification["seed"], None if earlier is None else tuple(earlier))
     return FirstDocuments(specification.get("limit"))
 
 

@@ -338,7 +338,8 @@ def _outcomes(runs: Sequence[Run], task: str | None, rule: str | None, say: Say)
         raise UsageError(f"run {runs[-1].folder.name} has no {lacking}; compare runs with a common task")
     for name in chosen if len(runs) > 1 else ():
         check_same_documents(runs[0], runs[1], name)
-    rule = rule or (runs[0].rule if len(runs) > 1 else None)
+    if rule is None and len(runs) > 1:
+        rule = _first_rule(runs[0], runs[1])
     by_run = [{outcomes.view.task: outcomes for outcomes in run_outcomes(run, chosen, rule, say)} for run in runs]
     tasks = [tuple(of_run[name] for of_run in by_run) for name in chosen if all(name in of_run for of_run in by_run)]
     if with_documents := [outcomes for outcomes in tasks if all(of_run.documents for of_run in outcomes)]:
@@ -346,6 +347,19 @@ def _outcomes(runs: Sequence[Run], task: str | None, rule: str | None, say: Say)
     problems = dict.fromkeys(of_run.view.problem for outcomes in tasks for of_run in outcomes if of_run.view.problem)
     why = "; ".join(problems) or f"benchmark {runs[0].kind} stores no documents to look at"
     raise UsageError(f"run {runs[0].folder.name}: {why}")
+
+
+def _first_rule(first: Run, second: Run) -> str | None:
+    """Return the first run's rule. Raises `UsageError`, with the rules that both have, if the second lacks it."""
+    if second.rule is None or first.rule in (None, second.rule):
+        return first.rule
+    rule = own_rule(first)
+    of_first, of_second = (available_rules(with_choices(run.scores)) for run in (first, second))
+    if rule not in of_second:
+        common = [f"--rule {name}" for name in of_first if name in of_second]
+        both = f"give one that both have: {', '.join(common)}" if common else "none is of both"
+        raise UsageError(f"{first.folder.name} and {second.folder.name} have rules {rule} and {second.rule}; {both}")
+    return rule
 
 
 def _value(documents: SelectedDocument) -> float:

@@ -228,13 +228,16 @@ def selection_words(run: Run) -> str:
 def documents_read(specification: Mapping[str, Any]) -> str:
     """Return which documents of each task are read: "limit 200", "sample 500 (seed 3)"; empty if all.
 
-    Of a look of `decide` it also has the earlier ones: "sample 283 after 200". Of an imported log with any other
-    documents it is "selection" with the beginning of a hash; "unknown selection" if they may be all.
+    Of a look of `decide` it also has the earlier ones: "sample 283 after 200", "sample 200 (first look)". Of an
+    imported log with any other documents it is "selection" with the beginning of a hash; "unknown selection" if they
+    may be all.
     """
     if (size := specification.get("sample")) is not None:
         seed = specification["seed"]
-        earlier = ", ".join(map(str, specification.get("earlier", ())))
-        return f"sample {size:,}" + (f" (seed {seed})" if seed else "") + (f" after {earlier}" if earlier else "")
+        words = f"sample {size:,} (seed {seed})" if seed else f"sample {size:,}"
+        if (earlier := specification.get("earlier")) is None:
+            return words
+        return f"{words} after {', '.join(map(str, earlier))}" if earlier else f"{words} (first look)"
     if selection := specification.get("selection"):
         return f"{'unknown ' * _may_be_all(specification)}selection {selection[:7]}"
     limit = specification.get("limit")

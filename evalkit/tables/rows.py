@@ -13,13 +13,14 @@ Out: a `RunMapping`. `row_mismatch` describes how the model of a mapped run diff
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from evalkit.benchmarks.multiple_choice.suites import filled
-from evalkit.comparison.naming import find_runs
+from evalkit.comparison.naming import find_groups
 from evalkit.comparison.sides import steps_of
 from evalkit.errors import RunError, TableError, UsageError
 from evalkit.inputs.validated import FileSettings, Named, NonEmpty, read_settings
@@ -61,15 +62,16 @@ def read_mapping(layout: TableLayout, path: Path, root: Path | None = None) -> R
         raise UsageError(f"--runs {path}: no such file; give one that maps rows to runs, or the runs themselves")
     where, content = f"mapping of runs {path}", read_settings(path, _MappingFile, TableError, "mapping of runs")
     given = content.rows or {}
-    names = {row: [str(valid_path(f"{where}, row '{row}'", name)) for name in of_row] for row, of_row in given.items()}
-    every = [name for of_row in names.values() for name in of_row]
+    names = []
+    for row, of_row in given.items():
+        names.append((row, [str(valid_path(f"{where}, row '{row}'", name)) for name in of_row]))
+    usable = partial(has_suite_of, layout)
     try:
-        opened = iter(find_runs(every, root or root_of_runs(), lambda run: has_suite_of(layout, run)))
+        _, rows = find_groups([], names, root or root_of_runs(), usable, may_differ=True)
     except (UsageError, RunError) as error:
         raise (UsageError if isinstance(error, UsageError) else RunError)(f"{where}: {error}") from error
-    rows = {row: [next(opened) for _ in of_row] for row, of_row in names.items()}
     values = None if content.values is None else valid_path(f"{where}: 'values'", content.values)
-    return RunMapping(content.rule, rows, values)
+    return RunMapping(content.rule, dict(rows), values)
 
 
 def map_runs(layout: TableLayout, runs: Sequence[Run]) -> RunMapping:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+
 import evalkit
+from evalkit.cli.root import cli
 from evalkit.comparison.comparison_report import comparison_report
+from evalkit.errors import UsageError
 from tests.benchmarks.lm_eval.made import CHOICE, write_task
 from tests.comparison.made import compared, make_run, scores_of, three_tasks
 
@@ -68,3 +72,15 @@ def test_several_sides_are_compared_under_one_rule(tmp_path: Path) -> None:
     assert isinstance(comparisons, list)
     assert {compared.rule for compared in comparisons} == {"acc_norm"}
     assert {compared.own_rules for compared in comparisons} == {("acc_norm", "acc")}
+
+
+def test_documents_of_two_runs_with_different_rules(tmp_path: Path) -> None:
+    """The first run's rule needs scores that the second lacks; the error names those that both have."""
+    table = {"arc_easy": scores_of("arc_easy", [1, 0, 1])}
+    first = make_run(tmp_path, table, model="a", manifest={"rule": "pmi"})
+    runs = [str(first), str(make_run(tmp_path, table, model="b"))]
+    for command in (["--won"], ["--lost"], [], ["--document", "arc_easy/1"]):
+        failed = CliRunner().invoke(cli, ["show", *runs, *command], standalone_mode=False)
+        assert isinstance(failed.exception, UsageError) and "--rule acc" in str(failed.exception)
+        assert CliRunner().invoke(cli, ["show", *runs, *command, "--rule", "acc"]).exit_code == 0
+    assert CliRunner().invoke(cli, ["show", *runs[::-1], "--won"]).exit_code == 0

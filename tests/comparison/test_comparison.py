@@ -315,7 +315,15 @@ def test_a_verdict_about_two_checkpoints_begins_with_it(tmp_path: Path) -> None:
     assert comparison_report([compared(a, newer)]).parts[0].verdict[0].startswith("Primary verdict: ")
     part = three_tasks(tmp_path, "d", first=30, limit=30)
     first = comparison_report([compared(a, part)]).parts[0].verdict[0]
-    assert first.startswith("Only the common documents of two samples are compared: limit (none | 30).")
+    common = "Only the common documents of two samples are compared (none | 30)."
+    assert first.startswith(common)
+    for name, beginning in (("d", "The claim is about checkpoint and dtype together: "),
+                            ("a", "The claim is about the dtype, not about models: ")):  # fmt: skip
+        other = three_tasks(tmp_path, name, first=30, limit=30, dtype="bfloat16")
+        first = comparison_report([compared(a, other)]).parts[0].verdict[0]
+        assert first.startswith(beginning) and f"dtype (float32 | bfloat16). {common}" in first
+    same = comparison_report([compared(a, three_tasks(tmp_path, "a", first=30, limit=30))]).parts[0].verdict[0]
+    assert "about the sample" not in same and common in same
 
 
 def test_the_parts_of_the_variance_of_an_average(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ NEVER: dict[str, dict[str, Any]] = {
     "mean over prompts": {"prompts": PROMPTS},
     "quantisation w4g64": {"quantise": "w4g64"},
     "imported": {"imported": True, "log": "a"},
+    "look": {"limit": None, "sample": 200, "seed": 0, "earlier": []},
 }
 """What distinguishes a run that no name of a checkpoint means → its entries."""
 
@@ -114,7 +115,9 @@ def test_two_prompts_are_never_paired(make: Callable[..., str], tmp_path: Path) 
     inst, other = make("org/demo", 1, template="inst", limit=20), make("org/other", 2, template="inst", limit=20)
     assert chosen(tmp_path, "demo", "other") == [inst, other]
     make("org/third", 2)
-    with pytest.raises(UsageError, match=r"other: \w+ \(.*template inst.*third: \w+ \(.*template plain"):
+    with pytest.raises(
+        UsageError, match=r": \w+ \(org/other, zeroshot8, inst, .*; \w+ \(org/third, zeroshot8, plain, "
+    ):
         chosen(tmp_path, "other", "third")
 
 
@@ -126,15 +129,54 @@ def test_of_several_the_defaults(make: Callable[..., str], tmp_path: Path) -> No
     assert chosen(tmp_path, "a", "b") == [plain, others[0]] and part
     make("org/c", 1)
     make("org/c", 2, template="inst", limit=20)
-    with pytest.raises(UsageError, match=r"'c' matches 2 runs.*all documents.*template plain.*first 20.*template inst"):
+    listed = r"'c' matches 2 runs.*: \w+ \(zeroshot8, inst, float32, limit 20, 2026-11-02 .*; \w+ \(zeroshot8, plain, "
+    with pytest.raises(UsageError, match=listed):
         find_run("c", tmp_path)
     make("org/d", 1, dtype="float16")
     make("org/d", 2, dtype="bfloat16")
-    with pytest.raises(UsageError, match=r"\(dtype b?float16, .*\); \w+ \(dtype b?float16, "):
+    with pytest.raises(
+        UsageError, match=r"inst|bfloat16, all documents, .*; \w+ \(zeroshot8, plain, float16, all documents, "
+    ):
         find_run("d", tmp_path)
     first, _ = make("org/e", 1), make("org/e", 2, suite="olmes")
     assert find_run("e", tmp_path).folder.name == first
     assert find_run("e", tmp_path, lambda run: run.suite == "olmes").suite == "olmes"
+
+
+def test_the_default_suite_comes_first(make: Callable[..., str], tmp_path: Path) -> None:
+    """Before all other settings, of one name and of several; without it the only pair."""
+    for name in "ab":
+        make(f"org/{name}", 2, suite="olmes")
+    parts = make("org/a", 1, limit=5), make("org/b", 1, limit=5)
+    assert chosen(tmp_path, "a") == [parts[0]] and chosen(tmp_path, "a", "b") == [*parts]
+    make("org/c", 1)
+    others = make("org/c", 2, suite="olmes"), make("org/d", 1, suite="olmes")
+    assert chosen(tmp_path, "c", "d") == [*others]
+    make("org/d", 3, suite="longbench")
+    make("org/c", 4, suite="longbench")
+    with pytest.raises(UsageError, match=r"several runs that are measured alike.*longbench, .*olmes, ") as listed:
+        chosen(tmp_path, "c", "d")
+    assert len(listed.value.problems) == 5  # type: ignore[attr-defined]
+
+
+def test_runs_that_differ_only_in_a_library_are_listed(make: Callable[..., str], tmp_path: Path) -> None:
+    make("org/a", versions={"torch": "1"})
+    make("org/a", 2, versions={"torch": "2"})
+    with pytest.raises(UsageError, match=r"1 task, 2026-11-02.*1 task, 2026-11-01"):
+        chosen(tmp_path, "a")
+
+
+def test_a_page_and_a_mixed_table_show_runs_that_are_not_alike(make: Callable[..., str], tmp_path: Path) -> None:
+    make("org/a")
+    make("org/b", dtype="bfloat16")
+    mapping = tmp_path / "runs.yaml"
+    mapping.write_text("rows: {vanilla_125m: a, intg_125m: b}", encoding="utf-8")
+    table = ["table", "main_res", "--source", "runs", "--runs", str(mapping), "--in", str(tmp_path)]
+    page = ["report", "a", "b", "--without-documents", "-o", str(tmp_path / "page.html"), "--in", str(tmp_path)]
+    for command in (page, [*table, "--allow-mixed"]):
+        result = CliRunner().invoke(cli, command)
+        assert result.exit_code == 0, (result.output, result.exception)
+    assert "--allow-mixed" in str(CliRunner().invoke(cli, table, standalone_mode=False).exception)
 
 
 def test_a_folder_means_its_present_files(
@@ -191,9 +233,12 @@ def test_no_namesake_is_meant(
         with pytest.raises(UsageError, match=r"several checkpoints.*2026-11-0|org/step.*their/step"):
             chosen(tmp_path, name)
     make("tuned-further", 1)
-    for name in ("tuned", "tuned-furth", "t"):
-        with pytest.raises(UnknownNameError, match=name):
+    make("their/tuned-less", 1)
+    for name in ("tuned", "tuned-furth", "t", "their/tuned-l"):
+        with pytest.raises(UsageError, match=rf"'{name}' is only the beginning.*tuned-(further|less)"):
             chosen(tmp_path, name)
+    with pytest.raises(UnknownNameError, match="known name"):
+        chosen(tmp_path, "other")
 
 
 def test_own_names_ids_and_their_beginnings_are_exact(make: Callable[..., str], tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_a_decision_is_the_same_after_kills(folder: Path, tmp_path: Path, dtype:
     """To the last bit; killed once in the middle of the rows that the second look takes, or again and again."""
     whole = decision(folder, tmp_path / "whole", margin=0.0, most=300, dtype=dtype, token_budget=512)
     expected = {each.folder.name: each for each in evalkit.list_runs(tmp_path / "whole")}
-    first = [each for each in expected.values() if "earlier" not in each.manifest["specification"]]
+    first = [each for each in expected.values() if not each.manifest["specification"]["earlier"]]
     assert len(whole.steps) == 2 and len(first) == 2 and len(expected) == 4
     more = ("--dtype", dtype, "--token-budget", "512", "--margin", "0", "--max-sample", "300")
     command = ("decide", folder / "a", folder / "b", *command_of(folder, tmp_path / "part", *more))
@@ -324,6 +324,22 @@ def test_an_interrupted_decision_goes_on(folder: Path, tmp_path: Path, monkeypat
     again = decision(folder, tmp_path / "part", told, margin=0.5)
     assert [look.verdict for look in again.steps] == [look.verdict for look in whole.steps]
     assert again.steps[-1].average.difference == whole.steps[-1].average.difference
+
+
+def test_no_look_is_meant_by_a_checkpoints_name(folder: Path, tmp_path: Path) -> None:
+    """A plain run before a decision is still the one that is compared, and its rows are taken."""
+    size, told = samples([DOCUMENTS], None)[0], Told()
+    given = options(folder, tmp_path, sample=size)
+    plain = [evalkit.evaluate(str(folder / name), progress=told, **given) for name in "ab"]
+    decided = decision(folder, tmp_path, told, margin=0.0)
+    assert len(decided.steps) > 1 and any(f"{size} of {size} documents have" in line for line in told.lines)
+    compared = evalkit.compare(folder / "a", folder / "b", root=tmp_path)
+    assert [*compared.runs_a, *compared.runs_b] == [str(run.folder) for run in plain]  # type: ignore[union-attr]
+    shutil.rmtree(plain[0].folder)
+    with pytest.raises(
+        UsageError, match=r"no look of evalkit decide.*(first look|300 after 213).*(first look|300 after 213)"
+    ):
+        evalkit.compare(folder / "a", folder / "b", root=tmp_path)
 
 
 def test_what_cannot_be_decided(folder: Path, tmp_path: Path) -> None:
