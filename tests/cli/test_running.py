@@ -84,8 +84,9 @@ def test_run_on_several_checkpoints_has_a_line_for_each(files: Path, evalkit: Co
     pattern = files / "train" / "diff-seed2" / "checkpoint-*"
     outcome = evalkit("run", "--model", pattern, *options)
     assert outcome.code == 0, outcome.err
-    caption = "zeroshot8, inst prompts, rule ppl; all documents; n = 6 of each task."
-    assert outcome.out.splitlines()[0] == caption
+    caption = "zeroshot8, inst prompts, rule ppl; all documents; n = 6 of each task;"
+    printed = " ".join(outcome.out.split())
+    assert printed.startswith(f"{caption} ±: standard error over documents.")
     limited = evalkit("run", "--model", pattern, *options, "--limit", 2)
     assert "the first 2 documents of each task; n = 2 of each task" in " ".join(limited.out.split())
     lines = [line.split() for line in outcome.out.splitlines() if "checkpoint-" in line]
@@ -93,7 +94,14 @@ def test_run_on_several_checkpoints_has_a_line_for_each(files: Path, evalkit: Co
     for line in lines:
         content = json.loads(evalkit("run", pattern.parent / line[0], *options, "--format", "json").out)
         values = [task["value"] for task in content["tasks"]] + [content["averages"][-1]["value"]]
-        assert [float(cell) for cell in line[1:]] == pytest.approx([100 * value for value in values], abs=0.051)
+        [*cells, sign, error] = line[1:]
+        assert [float(cell) for cell in cells] == pytest.approx([100 * value for value in values], abs=0.051)
+        # No average stands without its error, also in CSV
+        assert sign == "±" and float(error) == pytest.approx(100 * content["averages"][-1]["stderr"], abs=0.051)
+    table = evalkit("run", "--model", pattern, *options, "--format", "csv").out.splitlines()
+    columns = table[0].split(",")
+    errors = [float(line.split(",")[columns.index("average_stderr")]) for line in table[1:]]
+    assert [f"{100 * error:.1f}" for error in errors] == [line[-1] for line in lines]
 
 
 @pytest.mark.parametrize(

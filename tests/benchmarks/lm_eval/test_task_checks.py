@@ -249,6 +249,31 @@ def test_averages_over_a_doubtful_task_are_marked(run: Evaluate, tmp_path: Path)
     assert {"Average*", "good", "own*"} <= {line.partition(" ")[0] for line in shown(of_suite)}
 
 
+def test_tables_of_several_runs_have_the_caveats(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Marks and notes of `run A B` and `compare`; a note of both runs is printed once."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, config in (("good", CHOICE), ("own", _constant())):
+        write_task(tmp_path / "tasks", config | {"task": name}, FRUITS)
+    other = tiny_checkpoint(tmp_path / "other", window=128, adds_bos=True, seed=1)
+
+    def output(*arguments: str) -> str:
+        with pytest.raises(SystemExit):
+            main(arguments)
+        return capsys.readouterr().out
+
+    options = ["--tasks", "good,own", "--include_path", "tasks", "--template", "plain", "--output", "runs"]
+    summary = output("run", str(model), str(other), *options)
+    assert {"good", "own*", "Average*"} <= set(summary.split())
+    note = "own*: 4 documents have one and the same prompt"
+    assert summary.splitlines().count(note) == 1
+    compared = output("compare", *(str(path) for path in Path("runs").iterdir() if path.is_dir()))
+    assert {"good", "own*", "Average*"} <= {line.partition(" ")[0] for line in compared.splitlines()}
+    assert compared.splitlines().count(note) == 1
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
