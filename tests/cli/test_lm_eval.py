@@ -75,6 +75,7 @@ def test_a_pattern_is_of_the_suite_before_it_is_of_all_tasks(evalkit: Command, c
         complains(evalkit(words[0], checkpoint, *words[1:]), 2, "unknown", words[-1].rpartition(",")[2], expected)
 
 
+@pytest.mark.slow
 def test_a_pattern_is_announced_once(evalkit: Command, checkpoint: Path) -> None:
     outcome = evalkit(
         "run", checkpoint, "--suite", "lm_eval", "--tasks", "sciq,sci[q],lambada_opena*i", "--rule", "acc"

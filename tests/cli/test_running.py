@@ -171,7 +171,7 @@ def test_names_of_seeds_and_beginnings(files: Path, evalkit: Command, tmp_path: 
         outcome = evalkit("run", tmp_path / name / "seed1" / "model", *options)
         assert outcome.code == 0
     first = evalkit("compare", "alpha/seed1/model", "beta/seed1/model", "--in", "runs")
-    assert first.code == 0 and "alpha/seed1/model:" not in first.err
+    assert first.code == 0 and "alpha/seed1/model: alpha-seed1-model-zeroshot8-" in first.err
     assert "beta/seed1/model" in first.out.splitlines()[0] and "alpha/seed1/model" in first.out
     completed = evalkit("compare", "alpha-seed1-model", "beta-seed1-model-zeroshot8", "--in", "runs")
     assert completed.out == first.out and "beta-seed1-model-zeroshot8: beta-seed1-model-zeroshot8-" in completed.err
