@@ -66,6 +66,7 @@ def write_transcripts(folder: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_transcript(name: str, new: Path) -> None:
     found, path = rounded((new / name).read_text(encoding="utf-8")), SNAPSHOTS / name
+    assert "unexpected error" not in found
     if UPDATE:
         path.write_text(found, encoding="utf-8")
     wrong = [

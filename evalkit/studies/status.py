@@ -139,7 +139,8 @@ def status_report(study: Study, states: Sequence[RunState]) -> Report:
     for about in states:
         folder = None if about.folder is None else str(about.folder)
         fields = vars(about) | {"run": about.run.label, "folder": folder}
-        records.append(about.run.columns | fields | headline_entries(fields.pop("headline")))
+        headline = headline_entries(fields.pop("headline"))
+        records.append(about.run.columns | fields | headline)
     table = simple_table("status", ("run", "state", "share", "left", "result"), list(map(_row, states)), texts=5)
     count = {state: sum(about.state == state for about in states) for state in get_args(State)}
     left = [about.seconds_left for about in states if about.state != "finished"]
