@@ -44,17 +44,6 @@ LIMIT = 57
 Evaluate = Callable[..., Run]
 
 
-@pytest.fixture(autouse=True)
-def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """lm-eval's bootstrap gives the same numbers without a pool of processes."""
-    monkeypatch.setenv("DISABLE_MULTIPROC", "1")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny", window=128, adds_bos=True)
-
-
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_tasks(tmp_path_factory.mktemp("tasks"))

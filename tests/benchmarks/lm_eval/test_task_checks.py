@@ -31,16 +31,6 @@ FIELD = {"doc_to_target": "gold"}
 Evaluate = Callable[..., Run]
 
 
-@pytest.fixture(autouse=True)
-def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISABLE_MULTIPROC", "1")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny", window=128, adds_bos=True)
-
-
 @pytest.fixture
 def run(model: Path, tmp_path: Path) -> Evaluate:
     """Write a task and run it."""
