@@ -20,11 +20,12 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from evalkit.benchmarks.outcomes import Label, average_metric, formatted, metrics_report
+from evalkit.benchmarks.outcomes import average_metric, formatted, metrics_report
 from evalkit.display import Say
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import StoredResults
+from evalkit.suites.suites import Label
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.document_views import TaskView

@@ -10,20 +10,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from os.path import commonprefix
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from evalkit.reporting.decimals import fixed
 from evalkit.runs.score_table import FRACTION
+from evalkit.suites.templates import Piece
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-class Piece(NamedTuple):
-    """A stretch of a prompt, of one of `SEGMENTS`."""
-
-    segment: str
-    text: str
 
 
 DocumentKey: TypeAlias = tuple[str, int]

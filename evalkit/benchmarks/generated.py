@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned, lazy
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure
-from evalkit.benchmarks.request import DocumentRequest, Request, TaskTokens, numerics, plain_manifest, spread
-from evalkit.data.sampling import DocumentSelection
+from evalkit.benchmarks.request import DocumentRequest, Request, TaskTokens, numerics, plain_manifest
+from evalkit.data.sampling import DocumentSelection, spread
 from evalkit.display import Say
 from evalkit.errors import RunError, UsageError
 from evalkit.models.context.extension import Extension, configured_window, refuse_generation

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from evalkit.errors import UnknownNameError
 from evalkit.reporting.decimals import fixed, percent
@@ -120,13 +120,6 @@ def _check_unit(of: Metric | Measure) -> None:
     whole = _WHOLE.get(of.unit)
     if whole is not None and of.bounds != (0.0, whole):
         raise ValueError(f"{of.name}: a {of.unit} is from 0 to {whole:g}, not within {of.bounds}; give its unit")
-
-
-class Label(NamedTuple):
-    """Printed names of a task; the short one is for narrow tables."""
-
-    full: str
-    short: str
 
 
 @dataclass(frozen=True)

@@ -209,9 +209,6 @@ def numerics(model: ModelSpec, checkpoint: Checkpoint, limit: int | None, say: S
     }
 
 
-DEFAULT_SUITE = "zeroshot8"
-
-
 @dataclass(frozen=True)
 class SuiteRequest(DocumentRequest):
     """Settings of a run of a suite or of lm-eval's tasks."""
@@ -273,18 +270,6 @@ class TaskTokens:
     """Most tokens that are generated."""
     seconds: float = 0.0
     """Time of what is no matrix product, on one CPU."""
-
-
-def spread(count: int, most: int, block: int = 1) -> list[int]:
-    """Return at most `most` places among `count`, in blocks of neighbours that are evenly spread from the first.
-
-    Neighbours may share a prefix, and parts of a task may differ in length, so both are sampled.
-    """
-    if count <= most:
-        return list(range(count))
-    blocks = max(1, most // block)
-    starts = (number * (count - block) // blocks for number in range(blocks))
-    return sorted({start + offset for start in starts for offset in range(block)})
 
 
 def shared_library(request: SuiteRequest, say: Say) -> Library:

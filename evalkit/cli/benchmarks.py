@@ -68,10 +68,9 @@ def run(
     evalkit run CKPT --workers 8                                    by eight GPUs, or shares of the cores
     evalkit run --watch TRAINING --sample 200 --plot curve.png      each checkpoint of a training, as it appears
     """
-    from evalkit.benchmarks.multiple_choice.suites import load_suite
     from evalkit.benchmarks.registry import benchmark
-    from evalkit.benchmarks.request import DEFAULT_SUITE
     from evalkit.cli.lm_eval import with_model_args, with_task_files
+    from evalkit.suites.suites import DEFAULT_SUITE, load_suite
 
     if options["tasks"] == ("list",):
         from evalkit.cli import listing

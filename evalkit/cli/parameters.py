@@ -332,7 +332,7 @@ _COMPLETED = {
     "--suite": "evalkit.benchmarks.registry:suite_names",
     "--rule": "evalkit.runs.rules:all_rules",
     "--outcome": "evalkit.runs.score_table:OUTCOMES",
-    "--template": "evalkit.benchmarks.multiple_choice.templates:template_names",
+    "--template": "evalkit.suites.templates:template_names",
     "--task": "evalkit.data:TASKS",
     "--tasks": "evalkit.data:TASKS",
     "--to": "evalkit.exchange.exports:form_names",

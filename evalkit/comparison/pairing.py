@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evalkit.benchmarks.differences import document_difference
-from evalkit.benchmarks.outcomes import CONTENT, Comparable, Label, Measure
+from evalkit.benchmarks.outcomes import CONTENT, Comparable, Measure
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.comparison.sides import Side, check_pairs
 from evalkit.errors import UsageError
@@ -23,6 +23,7 @@ from evalkit.runs.score_table import MARGIN, sources_of, weighted, with_default_
 from evalkit.runs.traits import caveats, is_imported, unofficial
 from evalkit.stats.estimates import Codes, Floats
 from evalkit.stats.sequential import ONCE, Looks
+from evalkit.suites.suites import Label
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.document_views import CUT, AnsweredDocument, AnswerView, ChoiceText, ChoiceView, Piece, TaskView
+from evalkit.benchmarks.document_views import CUT, AnsweredDocument, AnswerView, ChoiceText, ChoiceView, TaskView
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.comparison.pairing import check_same_documents
 from evalkit.display import Say
@@ -23,6 +23,7 @@ from evalkit.runs.accuracies import available_rules, rule_beside, with_choices
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import Floats, best_choices, find_rule, row_scores
 from evalkit.runs.score_table import SEGMENTS, outcome_of
+from evalkit.suites.templates import Piece
 
 Flags = NDArray[np.bool_]
 Indices = NDArray[np.int64]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.benchmarks.differences import document_difference
-from evalkit.benchmarks.document_views import AnswerView, ChoiceText, ChoiceView, Piece
+from evalkit.benchmarks.document_views import AnswerView, ChoiceText, ChoiceView
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import Say
@@ -26,6 +26,7 @@ from evalkit.escape import in_json
 from evalkit.inspection.outcomes import DocumentName, TaskOutcomes, decisions, own_rule, run_outcomes
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import ACCURACY, FRACTION, SEGMENTS
+from evalkit.suites.templates import Piece
 
 Arrays: TypeAlias = dict[str, tuple[str, NDArray[Any]]]
 """Name → (u1, u2, i4, f4 or f8; values of any shape)."""

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from evalkit.benchmarks.document_views import Piece
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.inspection.outcomes import TaskOutcomes, run_outcomes
@@ -29,6 +28,7 @@ from evalkit.runs.traits import (
     run_notes,
     traits,
 )
+from evalkit.suites.templates import Piece
 
 
 def result_panels(benchmark: PageBenchmark, number: int) -> tuple[list[Panel], list[Panel]]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from evalkit.benchmarks.outcomes import Measure
 from evalkit.benchmarks.registry import benchmark
-from evalkit.benchmarks.request import DEFAULT_SUITE, remembering
+from evalkit.benchmarks.request import remembering
 from evalkit.benchmarks.run import planned, request_type
 from evalkit.benchmarks.session import ModelHolder, run_plan
 from evalkit.comparison.differences import (
@@ -40,6 +40,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.stats.power import ALPHA
 from evalkit.stats.sequential import planned_levels
+from evalkit.suites.suites import DEFAULT_SUITE
 
 LEAST = 200
 """Least documents of each task at the first look: on fewer, likelihoods may miss their level."""

@@ -14,12 +14,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from evalkit.benchmarks.multiple_choice.suites import load_suite
 from evalkit.benchmarks.registry import suite_averages
 from evalkit.errors import TableError, UnknownNameError, UsageError
 from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty, read_settings
 from evalkit.paths import resource
 from evalkit.reporting.table import Text, parse, plain
+from evalkit.suites.suites import load_suite
 
 AVERAGE = "Average"
 """The mean over all tasks of the suite. LongBench's own average is different: the mean of its groups' means."""

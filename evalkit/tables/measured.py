@@ -19,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 
 from evalkit.benchmarks.differences import differences
-from evalkit.benchmarks.multiple_choice.suites import filled
 from evalkit.benchmarks.outcomes import Comparable
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.run_listing import documents_words
@@ -42,6 +41,7 @@ from evalkit.stats.estimates import error_of_average, known_error
 from evalkit.stats.estimates import mean as mean_over_documents
 from evalkit.stats.power import ALPHA
 from evalkit.stats.significance import holm
+from evalkit.suites.suites import filled
 from evalkit.tables.fill import CellKey, Number, leads, published_numbers, read_numbers
 from evalkit.tables.layout import BASELINE, TableLayout, rows_by_key, run_key, without_baseline
 from evalkit.tables.rows import RunMapping, check_suite, row_mismatch

@@ -20,13 +20,14 @@ from evalkit.benchmarks.generated import (
     context_of,
     generated_plan,
 )
-from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Label, Measure, Metric, stored_value
+from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric, stored_value
 from evalkit.benchmarks.request import Request
 from evalkit.display import Say
 from evalkit.generation.prompts import Prompt, Stops
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import Run, StoredTask
 from evalkit.stats.estimates import error_of_mean
+from evalkit.suites.suites import Label
 
 COPYING = "copying"
 ANSWERS = "answers.parquet"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.groups import MEASURES, AttentionRow
 from evalkit.benchmarks.base import Benchmark, lazy
-from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of
-from evalkit.benchmarks.outcomes import Label, Metric
+from evalkit.benchmarks.outcomes import Metric
 from evalkit.runs.folder import Run
+from evalkit.suites.suites import Label, dataset_of, label_of
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.documents import AttentionPlan

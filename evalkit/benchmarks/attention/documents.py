@@ -29,18 +29,8 @@ from evalkit.benchmarks.attention.categories import (
 from evalkit.benchmarks.attention.groups import GROUPS, MASS, RANK, RANKED_LAYERS, chosen_layers
 from evalkit.benchmarks.base import Batch, Batches, Planned
 from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, plan_suite
-from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, END, SPECIAL, Prompter
-from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
-from evalkit.benchmarks.request import (
-    DEFAULT_SUITE,
-    Request,
-    SuiteRequest,
-    TaskTokens,
-    numerics,
-    plain_manifest,
-    spread,
-)
-from evalkit.data.sampling import DocumentSample
+from evalkit.benchmarks.request import Request, SuiteRequest, TaskTokens, numerics, plain_manifest
+from evalkit.data.sampling import DocumentSample, spread
 from evalkit.display import Say
 from evalkit.errors import ScoringError, UnknownNameError, UsageError
 from evalkit.inputs.reading import read_given_text
@@ -51,11 +41,13 @@ from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.loading.spec import config_of, window_of
 from evalkit.runs.finding import run_folder
 from evalkit.runs.score_table import outcome_of
+from evalkit.suites.prompts import CONTINUATION, END, SPECIAL, Prompter
+from evalkit.suites.suites import DEFAULT_SUITE, choose_tasks, load_suite
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.measures import AttentionFacts
-    from evalkit.benchmarks.multiple_choice.questions import Question
     from evalkit.runs.journal import FinishedRows, Key
+    from evalkit.suites.questions import Question
 
 TEXT = "text"
 """Name of the task of a user's text, and of its template."""

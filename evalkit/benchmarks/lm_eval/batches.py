@@ -19,7 +19,6 @@ import numpy as np
 
 from evalkit.benchmarks.base import Batch, Batches, Planned
 from evalkit.benchmarks.lm_eval.requests import GENERATED, ROLLING, ModelRequest, RequestRow, rows_of, stored_rows
-from evalkit.benchmarks.lm_eval.tasks import log_from
 from evalkit.compatibility.lm_eval import generation_arguments, rolling_windows
 from evalkit.display import Say
 from evalkit.errors import ScoringError, UsageError
@@ -30,6 +29,7 @@ from evalkit.runs.journal import FinishedRows
 from evalkit.runs.traits import NO_BATCH
 from evalkit.scoring.pack import Sequences, SequenceSet, TreeBatch, plan
 from evalkit.scoring.tree import Ints
+from evalkit.suites.lm_eval_tasks import log_from
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.plan import TaskPlan

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.base import Benchmark, lazy
 from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, rows_of, stored_rows
 from evalkit.benchmarks.lm_eval.results import logged_metrics
-from evalkit.benchmarks.multiple_choice.suites import label_of
-from evalkit.benchmarks.outcomes import Label, Metric
+from evalkit.benchmarks.outcomes import Metric
 from evalkit.errors import UsageError
 from evalkit.runs.folder import LM_EVAL, Run
+from evalkit.suites.suites import Label, label_of
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.plan import TaskPlan

@@ -39,7 +39,6 @@ from evalkit.benchmarks.lm_eval.requests import (
     requests_of,
     rows_of,
 )
-from evalkit.benchmarks.lm_eval.tasks import log_from
 from evalkit.benchmarks.session import prefetched
 from evalkit.compatibility.transformers import quiet
 from evalkit.display import Say, news
@@ -53,6 +52,7 @@ from evalkit.models.loading.load import LoadedModel
 from evalkit.models.loading.spec import UNSTRETCHED, ModelSpec, model_spec
 from evalkit.runs.traits import BatchDevice, place_of
 from evalkit.scoring.architecture import auto_budget
+from evalkit.suites.lm_eval_tasks import log_from
 
 
 @with_settings(LoadingSettings, ModelSpec)

@@ -6,13 +6,9 @@ finished run is found without it.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import random
-import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path, PurePath
@@ -20,25 +16,12 @@ from typing import Any
 
 from evalkit.benchmarks.lm_eval.batches import Encoding, TextFacts, continuations_of, prompts_of
 from evalkit.benchmarks.lm_eval.requests import GENERATED, ROLLING, ModelRequest, group_by_task, requests_of
-from evalkit.benchmarks.lm_eval.task_checks import task_caveats
-from evalkit.benchmarks.lm_eval.tasks import (
-    RandomState,
-    TaskSet,
-    load_tasks,
-    quiet_lm_eval,
-    random_state,
-    with_task_names,
-)
-from evalkit.benchmarks.multiple_choice.suites import refuse_duplicate_tasks
-from evalkit.benchmarks.multiple_choice.templates import load_template
-from evalkit.benchmarks.request import SuiteRequest, TaskTokens, numerics, plain_manifest, shared_library, spread
+from evalkit.benchmarks.request import SuiteRequest, TaskTokens, numerics, plain_manifest, shared_library
 from evalkit.compatibility.names import replaced
-from evalkit.data import Library
-from evalkit.data.sampling import number_of
+from evalkit.data.sampling import number_of, spread
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, UsageError, reading_as
 from evalkit.generation.prompts import Capacity, Prompt
-from evalkit.inputs.reading import MOST_BYTES, read_bytes
 from evalkit.models.context.extension import Extension, refuse_generation
 from evalkit.models.loading.files import generation_settings
 from evalkit.models.loading.fingerprint import stable
@@ -47,14 +30,21 @@ from evalkit.models.loading.spec import window_of
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import LM_EVAL
 from evalkit.scoring.pack import SampledGroup, estimated_tokens
-
-SEEDS = {"random": 0, "numpy": 1234, "torch": 1234, "fewshot": 1234}
-"""lm-eval's default seeds."""
+from evalkit.suites.lm_eval_tasks import (
+    RandomState,
+    TaskSet,
+    load_tasks,
+    matching_tasks,
+    quiet_lm_eval,
+    random_state,
+)
+from evalkit.suites.suites import refuse_duplicate_tasks
+from evalkit.suites.task_checks import task_caveats
+from evalkit.suites.task_identity import SEEDS, digest_of, set_seeds, source_of, task_specification
+from evalkit.suites.templates import load_template
 
 _BLOCK = 4
 """Documents next to each other in a sample for estimates."""
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""The memory address in the repr of a function, which differs in every process."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +85,7 @@ class TaskPlan:
 def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
     if not request.tasks:
         raise UsageError("lm-eval's tasks must be named: --tasks lambada_openai,sciq, or a group such as mmlu")
-    request = with_task_names(request, say)
+    request = replace(request, tasks=matching_tasks(request.tasks, request.suite, request.include_path, say))
     refuse_duplicate_tasks(request.tasks)
     # Template plain has lm-eval's prompts
     given: dict[str, object] = {name: getattr(request, name) for name in ("rule", "vary", "control", "requests")}
@@ -155,14 +145,6 @@ def _set_fewshot(tasks: TaskSet, number: int | None) -> list[str]:
     return zero_shot
 
 
-def set_seeds() -> None:
-    """Set seeds as in `lm_eval.simple_evaluate`, before tasks are loaded; each generated text has its own seed."""
-    import numpy as np
-
-    random.seed(SEEDS["random"])
-    np.random.seed(SEEDS["numpy"])
-
-
 def _restrict(task: Any, numbers: Collection[int]) -> None:
     """Make a task iterate over some of its documents, in order; lm-eval's `samples` would renumber them."""
     every, chosen = task.doc_iterator, frozenset(numbers)
@@ -219,7 +201,7 @@ def _specification(request: SuiteRequest, tasks: TaskSet, checkpoint: Checkpoint
         "suite": LM_EVAL,
         "generation": generation,
         "groups": {
-            name: _hash([group.aggregate_metric_list or [], sorted(group.child_names)])
+            name: digest_of([group.aggregate_metric_list or [], sorted(group.child_names)])
             for name, group in tasks.groups.items()
         },
         "names": list(tasks.names),
@@ -228,56 +210,6 @@ def _specification(request: SuiteRequest, tasks: TaskSet, checkpoint: Checkpoint
         "num_fewshot": shots.pop() if len(shots) == 1 else None,
         "seeds": SEEDS,
     }
-
-
-def task_specification(task: Any, limit: int | None) -> dict[str, Any]:
-    """Return what determines a task's numbers: output type, version, and hashes of config, documents and examples."""
-    with quiet_lm_eval():
-        documents = [doc for _, doc in task.doc_iterator(rank=0, limit=limit, world_size=1)]
-        config = task.dump_config()
-    # The location of the task file does not matter
-    config["metadata"] = {k: v for k, v in (config.get("metadata") or {}).items() if k != "config_source"}
-    shots = task.config.num_fewshot or 0
-    return {
-        "output_type": task.OUTPUT_TYPE,
-        "version": task.VERSION,
-        "num_fewshot": shots,
-        "config": _hash([config]),
-        "documents": _hash(documents),
-        "examples": _hash(task.sampler.df) if shots and hasattr(task, "sampler") else None,
-    }
-
-
-def _hash(things: Iterable[Any]) -> str:
-    """Return the SHA-256 of things as JSON; values without a JSON form enter as `str`, without memory addresses."""
-    digest = hashlib.sha256()
-    for thing in things:
-        text = json.dumps(thing, sort_keys=True, ensure_ascii=False, default=str)
-        digest.update(_ADDRESS.sub("", text).encode("utf-8", "surrogatepass") + b"\n")
-    return digest.hexdigest()
-
-
-def code_hash(folder: Path) -> str:
-    """Return a hash of the Python files in a folder of task files, whose imports a task's config does not show."""
-    hashed: list[Sequence[str]] = []
-    for path in sorted(path for path in folder.rglob("*.py") if path.is_file()):
-        with reading_as(path, "Python code", DataError):
-            text = read_bytes(path, MOST_BYTES).decode("utf-8", "replace")
-        # Line ends as Python reads source files
-        hashed.append([path.relative_to(folder).as_posix(), text.replace("\r\n", "\n").replace("\r", "\n")])
-    return _hash(hashed)
-
-
-def source_of(task: Any, pinned: bool, library: Library) -> dict[str, Any]:
-    """Return the provenance of a task's documents. Those not pinned by evalkit have the source in the task file."""
-    config, total = task.config, len(task.eval_docs)
-    if pinned:
-        documents = library.load(config.dataset_kwargs["documents"])
-        return {"source": documents.source, "official": documents.official, "total": total}
-    files = (config.dataset_kwargs or {}).get("data_files")
-    listed = files.values() if isinstance(files, dict) else [files] if files else []
-    origin = " ".join(str(part) for part in (config.dataset_path or "its own code", config.dataset_name) if part)
-    return {"source": f"{origin} {', '.join(map(str, listed))}".strip(), "official": True, "total": total}
 
 
 def encoding_of(plan: TaskPlan, tokenizer: Any, say: Say) -> Encoding:

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.benchmarks.lm_eval.log_format import Evaluated, write_lm_eval
 from evalkit.benchmarks.lm_eval.requests import AnswersFromRows, RequestRow, Rows, requests_of, rows_of, stored_rows
-from evalkit.benchmarks.lm_eval.task_checks import listed_metrics, logged_caveats
-from evalkit.benchmarks.lm_eval.tasks import quiet_lm_eval
 from evalkit.benchmarks.outcomes import Metric
 from evalkit.compatibility.lm_eval import as_texts, gold_index, hash_of, json_value
 from evalkit.data.sampling import clusters_of
@@ -25,6 +23,8 @@ from evalkit.errors import DataError, reading_as
 from evalkit.runs.folder import LM_EVAL, SCORES
 from evalkit.runs.score_table import FRACTION, ScoreRow, score_table
 from evalkit.stats.estimates import known_error
+from evalkit.suites.lm_eval_tasks import quiet_lm_eval
+from evalkit.suites.task_checks import listed_metrics, logged_caveats
 
 if TYPE_CHECKING:
     import logging

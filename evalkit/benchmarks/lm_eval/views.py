@@ -21,7 +21,6 @@ from evalkit.benchmarks.document_views import (
     ChoiceText,
     ChoiceView,
     DocumentKey,
-    Piece,
     TaskView,
     Texts,
     choice_text,
@@ -51,6 +50,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.traits import documents_read, is_imported, run_notes
+from evalkit.suites.templates import Piece
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -23,7 +23,7 @@ from evalkit.benchmarks.longbench import results
 from evalkit.benchmarks.longbench.data import LongBenchDocument, load_rows
 from evalkit.benchmarks.longbench.official import generation_requests, score_prediction
 from evalkit.benchmarks.longbench.protocol import GROUPS, SUITES, TASKS, SuiteName, find_task, suite_tasks
-from evalkit.benchmarks.outcomes import Label, Measure, Metric
+from evalkit.benchmarks.outcomes import Measure, Metric
 from evalkit.benchmarks.request import DocumentRequest
 from evalkit.data import HubSplit
 from evalkit.display import Say, doing
@@ -35,6 +35,7 @@ from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import ModelSpec, config_of, context_settings
 from evalkit.runs.folder import LONGBENCH, Run
 from evalkit.runs.score_table import PERCENT
+from evalkit.suites.suites import Label
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,17 +10,17 @@ lm_eval/         the same in lm-eval's format
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evalkit.benchmarks.base import Benchmark, lazy
 from evalkit.benchmarks.multiple_choice.outcomes import outcome_averages, outcome_entries, stored_results, table_metrics
-from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of, load_suite, shipped_suites
-from evalkit.benchmarks.outcomes import Label
 from evalkit.display import Say
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import SCORES, Run, StoredAverage, StoredTask, StoredValue
 from evalkit.runs.score_table import ScoreRow, outcome_of
+from evalkit.suites.suites import Label, dataset_of, label_of, load_suite, shipped_suites
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
@@ -75,12 +75,12 @@ class MultipleChoice(Benchmark):
     def plan(self, request: SuiteRequest, say: Say) -> ChoicePlan | TaskPlan:
         """Make the plan of a suite (with `vary`, of `prompt_variants`), or of lm-eval's tasks; see `resolve_suite`."""
         from evalkit.benchmarks.lm_eval.plan import plan_tasks
-        from evalkit.benchmarks.lm_eval.tasks import with_task_names
         from evalkit.benchmarks.multiple_choice.plan import plan_suite, resolve_suite
+        from evalkit.suites.lm_eval_tasks import matching_tasks
 
         if request.vary and request.log_samples:
             raise UsageError("--log-samples writes lm-eval's files, which have one prompt; leave it out, or --vary")
-        request = with_task_names(request, say)
+        request = replace(request, tasks=matching_tasks(request.tasks, request.suite, request.include_path, say))
         suite = resolve_suite(request, say)
         return plan_tasks(request, say) if suite is None else plan_suite(request, suite, say)
 

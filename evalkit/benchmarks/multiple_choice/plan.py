@@ -14,19 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.multiple_choice.questions import by_subtask, selected_documents
-from evalkit.benchmarks.multiple_choice.suites import (
-    Suite,
-    choose_tasks,
-    load_suite,
-    requests_suite,
-    suite_of,
-    with_fewshot,
-)
-from evalkit.benchmarks.multiple_choice.templates import Template, load_template
 from evalkit.benchmarks.prompt_variants import PROMPT_VARIANTS
-from evalkit.benchmarks.prompt_variants.prompt_sets import Order, PromptSet, in_orders, load_prompts, orders_of
-from evalkit.benchmarks.request import DEFAULT_SUITE, SuiteRequest, numerics, provenance, remembered, shared_library
+from evalkit.benchmarks.request import SuiteRequest, numerics, provenance, remembered, shared_library
 from evalkit.data import Library
 from evalkit.data.requests import request_tasks
 from evalkit.data.sampling import DocumentSelection, number_of, repeated_prompts
@@ -37,14 +26,26 @@ from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import specification_id
 from evalkit.runs.rules import Rule, find_rule, of_task
 from evalkit.runs.score_table import CLUSTER, OF_ONE, outcome_of
+from evalkit.suites.prompt_sets import Order, PromptSet, in_orders, load_prompts, orders_of
+from evalkit.suites.questions import by_subtask, selected_documents
+from evalkit.suites.suites import (
+    DEFAULT_SUITE,
+    Suite,
+    choose_tasks,
+    load_suite,
+    requests_suite,
+    suite_of,
+    with_fewshot,
+)
+from evalkit.suites.templates import Template, load_template
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalkit.benchmarks.lm_eval.tasks import RandomState, TaskSet
-    from evalkit.benchmarks.multiple_choice.questions import Question
-    from evalkit.benchmarks.multiple_choice.requests import Requests
     from evalkit.runs.journal import FinishedRows, Key
+    from evalkit.suites.lm_eval_tasks import RandomState, TaskSet
+    from evalkit.suites.questions import Question
+    from evalkit.suites.request_files import Requests
 
 
 def resolve_suite(request: SuiteRequest, say: Say) -> Suite | None:
@@ -97,13 +98,13 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
     randomness = None
     with doing("reading documents"):
         if suite.others or suite.task_files is not None:
-            from evalkit.benchmarks.lm_eval.tasks import random_state
-            from evalkit.benchmarks.multiple_choice.tasks import load_others
+            from evalkit.suites.lm_eval_tasks import random_state
+            from evalkit.suites.task_questions import load_others
 
             key = (suite.others, str(suite.task_files), suite.num_fewshot, request.data_dir)
             others = remembered("tasks", key, lambda: load_others(suite, library, say))
         if suite.requested:
-            from evalkit.benchmarks.multiple_choice.requests import load_requests
+            from evalkit.suites.request_files import load_requests
 
             files = suite.requested, str(suite.requests), request.data_dir, request.allow_unofficial_data
             requests = remembered("requests", files, lambda: load_requests(suite, library, say))
@@ -132,7 +133,7 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
     if request.control:
         specification["control"] = request.control
     if suite.task_files is not None:
-        from evalkit.benchmarks.lm_eval.plan import code_hash
+        from evalkit.suites.task_identity import code_hash
 
         specification["code"] = code_hash(suite.task_files)
     if request.vary:
@@ -226,7 +227,7 @@ def _documents(
             hashes[kind][task] = loaded.content_hash
             sources[kind][task] = {"source": loaded.source, "official": loaded.official, "total": len(loaded.records)}
     for task, other in others.items():
-        from evalkit.benchmarks.multiple_choice.tasks import identity_of
+        from evalkit.suites.task_questions import identity_of
 
         hashes["documents"][task], sources["documents"][task] = identity_of(other, library)
     for task, given in requests.items():
@@ -324,7 +325,7 @@ class ChoicePlan:
 
     @cached_property
     def questions(self) -> dict[str, list[Question]]:
-        from evalkit.benchmarks.multiple_choice.question_loading import pinned_questions
+        from evalkit.suites.question_loading import pinned_questions
 
         def load() -> dict[str, list[Question]]:
             with doing("building questions"):
@@ -347,7 +348,7 @@ class ChoicePlan:
 
     def selected(self, selection: DocumentSelection, estimate: int | None = None) -> dict[str, list[Question]]:
         """Return the questions of a selection of documents; arguments as of `question_loading.load_questions`."""
-        from evalkit.benchmarks.multiple_choice.question_loading import load_questions
+        from evalkit.suites.question_loading import load_questions
 
         about = self.others, estimate, self.requests, self.request.control
         return load_questions(self.suite, self.library, selection, *about)

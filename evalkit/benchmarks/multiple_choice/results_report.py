@@ -19,7 +19,6 @@ from evalkit.benchmarks.multiple_choice.outcomes import (
     outcome_entries,
     outcome_metrics,
 )
-from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
 from evalkit.data.requests import MOST_TOKENS, is_macro, request_tasks
 from evalkit.errors import UsageError
@@ -43,6 +42,7 @@ from evalkit.runs.folder import Run
 from evalkit.runs.rules import RULES, all_rules, distinct, find_rule, invalid_rules, why_unusable
 from evalkit.runs.score_table import MARGIN, outcome_of
 from evalkit.runs.traits import caveats, is_imported, run_notes, unofficial
+from evalkit.suites.suites import label_of
 
 _LM_EVAL_RULE = "acc"
 _UNKNOWN_ERROR = "–: no error can be given where all documents of a task scored alike"

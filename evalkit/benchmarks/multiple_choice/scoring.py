@@ -16,15 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Batch, Batches, Budget, Planned
 from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, TaskPart
-from evalkit.benchmarks.multiple_choice.prompts import (
-    EncodedQuestion,
-    EncodedQuestions,
-    Prompter,
-    question_rows,
-    question_sequences,
-)
-from evalkit.benchmarks.multiple_choice.questions import Question, by_subtask, selected_documents
-from evalkit.benchmarks.multiple_choice.templates import Template
 from evalkit.benchmarks.request import TaskTokens, remembered
 from evalkit.display import Say
 from evalkit.models.loading.locate import silent
@@ -33,6 +24,15 @@ from evalkit.runs.score_table import SEGMENTS, ScoreRow
 from evalkit.runs.traits import BatchDevice, place_of
 from evalkit.scoring.pack import PlannedBatch, SampledGroup, TreeBatch, estimated_tokens
 from evalkit.scoring.pack import plan as plan_batches
+from evalkit.suites.prompts import (
+    EncodedQuestion,
+    EncodedQuestions,
+    Prompter,
+    question_rows,
+    question_sequences,
+)
+from evalkit.suites.questions import Question, by_subtask, selected_documents
+from evalkit.suites.templates import Template
 
 if TYPE_CHECKING:
     from evalkit.models.loading.load import LoadedModel

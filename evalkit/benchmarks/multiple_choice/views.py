@@ -23,15 +23,12 @@ from evalkit.benchmarks.document_views import (
     ChoiceText,
     ChoiceView,
     DocumentKey,
-    Piece,
     TaskView,
     Texts,
     choice_text,
     common_prefix,
 )
 from evalkit.benchmarks.lm_eval.views import NO_SAMPLES, stored_texts
-from evalkit.benchmarks.multiple_choice.suites import pinned_tasks, suite_of, with_fewshot
-from evalkit.benchmarks.multiple_choice.templates import stored_template
 from evalkit.benchmarks.request import remembered
 from evalkit.data import Library
 from evalkit.data.requests import request_tasks
@@ -44,13 +41,15 @@ from evalkit.reporting.terminal import COLOURS
 from evalkit.runs.accuracies import available_rules, with_choices
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import single_answers
+from evalkit.suites.suites import pinned_tasks, suite_of, with_fewshot
+from evalkit.suites.templates import Piece, stored_template
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
-    from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion
-    from evalkit.benchmarks.multiple_choice.questions import Question
+    from evalkit.suites.prompts import EncodedQuestion
+    from evalkit.suites.questions import Question
 
 _WITHOUT_TEMPLATE = "the texts are those of lm-eval's sample files, without the template's own texts"
 _WITHOUT_MARKERS = "the markers of the tokenizer's chat template are left out"
@@ -61,9 +60,9 @@ _REQUESTS = "requests "
 
 def shown_prompts(plan: ChoicePlan, count: int, say: Say) -> Iterator[str]:
     """Yield the first questions of each task under every prompt; arguments and errors as of `Benchmark.prompts`."""
-    from evalkit.benchmarks.multiple_choice.prompts import Prompter
-    from evalkit.benchmarks.prompt_variants.prompt_sets import order_name, orders_of, under_order
     from evalkit.benchmarks.session import ModelHolder
+    from evalkit.suites.prompt_sets import order_name, orders_of, under_order
+    from evalkit.suites.prompts import Prompter
 
     loaded = ModelHolder().model_of(plan, say)
     by_task = plan.selected(FirstDocuments(count))
@@ -201,7 +200,7 @@ class _RenderedTexts(Mapping[DocumentKey, ChoiceText]):
 
 def _questions(run: Run, task: str, say: Say) -> list[Question]:
     """Return the questions of a pinned task as the run had them, from a local source; nothing is downloaded."""
-    from evalkit.benchmarks.multiple_choice.question_loading import pinned_questions
+    from evalkit.suites.question_loading import pinned_questions
 
     specification = run.manifest["specification"]
     control, selection = specification.get("control"), selection_of(specification)
@@ -240,8 +239,8 @@ def _questions(run: Run, task: str, say: Say) -> list[Question]:
 
 def _requested(run: Run, task: str, source: str, say: Say) -> list[Question]:
     """Return the questions of a task of requests as the run had them; nothing is downloaded."""
-    from evalkit.benchmarks.multiple_choice.question_loading import pinned_questions
-    from evalkit.benchmarks.multiple_choice.requests import are_here, load_requests
+    from evalkit.suites.question_loading import pinned_questions
+    from evalkit.suites.request_files import are_here, load_requests
 
     specification, is_own = run.manifest["specification"], source.startswith(_REQUESTS)
     files = {task: Path(source.removeprefix(_REQUESTS))} if is_own else {}

@@ -18,7 +18,8 @@ from evalkit.benchmarks.generated import DocumentPlan
 from evalkit.benchmarks.outcomes import GradedAnswers, Measure, Metric
 from evalkit.benchmarks.perplexity import BITS, BITS_UNIT, windows
 from evalkit.benchmarks.perplexity.windows import LONG, PerplexityFacts, PositionRow, TextDocument, windows_of
-from evalkit.benchmarks.request import DocumentRequest, TaskTokens, numerics, plain_manifest, spread
+from evalkit.benchmarks.request import DocumentRequest, TaskTokens, numerics, plain_manifest
+from evalkit.data.sampling import spread
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.inputs.settings import setting

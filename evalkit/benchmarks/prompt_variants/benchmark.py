@@ -21,11 +21,11 @@ from evalkit.benchmarks.base import lazy
 from evalkit.benchmarks.document_views import ChoiceView
 from evalkit.benchmarks.multiple_choice.benchmark import MultipleChoice
 from evalkit.benchmarks.prompt_variants import PROMPT, PROMPT_VARIANTS, PROMPTS
-from evalkit.benchmarks.prompt_variants.prompt_sets import order_name
 from evalkit.benchmarks.prompt_variants.results import PromptTables, VariedResultsFile, varied_results
 from evalkit.display import Say
 from evalkit.reporting.decimals import percent
 from evalkit.runs.folder import SCORES, Run
+from evalkit.suites.prompt_sets import order_name
 
 if TYPE_CHECKING:
     import pandas as pd

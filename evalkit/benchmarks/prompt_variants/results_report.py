@@ -21,7 +21,6 @@ from evalkit.benchmarks.multiple_choice.results_report import (
     prompt_notes,
     sources_text,
 )
-from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.prompt_variants.results import (
     PromptTables,
     VariedAccuracy,
@@ -38,6 +37,7 @@ from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import find_rule
 from evalkit.runs.traits import run_notes
+from evalkit.suites.suites import label_of
 
 _NONE = "–"
 

@@ -18,10 +18,10 @@ from evalkit.benchmarks.attention.documents import (
     task_costs,
 )
 from evalkit.benchmarks.attention.groups import CATEGORIES
-from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.request import request_of
 from evalkit.errors import DataError, ScoringError, UsageError
 from evalkit.models.loading.locate import silent
+from evalkit.suites.prompts import Prompter
 from tests.questions import question
 
 

@@ -24,9 +24,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import evalkit
 from evalkit import Comparison
 from evalkit.benchmarks.document_views import AnswerView, ChoiceView
-from evalkit.benchmarks.multiple_choice.questions import Question
-from evalkit.benchmarks.multiple_choice.requests import load_requests
-from evalkit.benchmarks.multiple_choice.suites import load_suite, suite_of
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.run import planned
 from evalkit.data import SUBJECTS, Library
@@ -37,6 +34,9 @@ from evalkit.runs.accuracies import document_outcomes
 from evalkit.runs.folder import Run, load_run
 from evalkit.runs.journal import Journal
 from evalkit.runs.score_table import OUTCOMES
+from evalkit.suites.questions import Question
+from evalkit.suites.request_files import load_requests
+from evalkit.suites.suites import load_suite, suite_of
 from tests.benchmarks.kinds import Lines
 from tests.benchmarks.multiple_choice import request_files
 from tests.benchmarks.multiple_choice.made import run_of

@@ -17,10 +17,6 @@ import yaml
 from transformers import AutoTokenizer
 
 from evalkit.benchmarks.document_views import ChoiceView
-from evalkit.benchmarks.multiple_choice.prompts import Prompter
-from evalkit.benchmarks.multiple_choice.question_loading import load_questions
-from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, shipped_suites, with_fewshot
-from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.run import planned
 from evalkit.data import Library
@@ -31,6 +27,10 @@ from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run, load_run
 from evalkit.runs.journal import Journal
 from evalkit.runs.rules import RULES
+from evalkit.suites.prompts import Prompter
+from evalkit.suites.question_loading import load_questions
+from evalkit.suites.suites import choose_tasks, load_suite, shipped_suites, with_fewshot
+from evalkit.suites.templates import load_template
 from tests.benchmarks.kinds import Lines
 from tests.benchmarks.lm_eval.made import made_tasks
 from tests.benchmarks.multiple_choice.made import ALONE, made_files, run_of, write_suite

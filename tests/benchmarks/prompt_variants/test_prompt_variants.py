@@ -17,10 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import evalkit
-from evalkit.benchmarks.multiple_choice.questions import Question
-from evalkit.benchmarks.multiple_choice.templates import Part, load_template
 from evalkit.benchmarks.prompt_variants import PROMPT
-from evalkit.benchmarks.prompt_variants.prompt_sets import in_orders, load_prompts, order_name, orders_of, under_order
 from evalkit.benchmarks.prompt_variants.results import PromptTables, expected_deviation, prompt_tables, varied_results
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import DataError, RunError, TemplateError, UsageError
@@ -29,6 +26,9 @@ from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.rules import decide, find_rule
 from evalkit.runs.score_table import OUTCOMES
 from evalkit.runs.traits import traits
+from evalkit.suites.prompt_sets import in_orders, load_prompts, order_name, orders_of, under_order
+from evalkit.suites.questions import Question
+from evalkit.suites.templates import Part, load_template
 from tests.benchmarks.kinds import Lines
 from tests.comparison.made import scores_of
 from tests.questions import question

@@ -13,19 +13,19 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from evalkit.benchmarks.multiple_choice.questions import LeafTask, Question, chosen
-from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite, choose_tasks
 from evalkit.cache import folder_digest, read_cached_bytes, source_digest, write_cached_bytes
 from evalkit.data.requests import request_tasks
 from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSelection
 from evalkit.errors import UsageError
 from evalkit.models.loading.fingerprint import hash_file
 from evalkit.paths import resource
+from evalkit.suites.questions import LeafTask, Question, chosen
+from evalkit.suites.suites import TASK_DIR, Suite, choose_tasks
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.lm_eval.tasks import TaskSet
-    from evalkit.benchmarks.multiple_choice.requests import Requests
     from evalkit.data import Library
+    from evalkit.suites.lm_eval_tasks import TaskSet
+    from evalkit.suites.request_files import Requests
 
 _CACHED = "questions"
 
@@ -127,14 +127,14 @@ def load_questions(
         UsageError: a document belongs to two tasks.
     """
     if control:
-        from evalkit.benchmarks.multiple_choice.requests import swapped
+        from evalkit.suites.request_files import swapped
 
         every = load_questions(suite, library, ALL_DOCUMENTS, others, requests=requests)
         return {task: chosen(task, swapped(members), selection, estimate) for task, members in every.items()}
     questions: dict[str, list[Question]] = {}
     of_lm_eval = [task for task in suite.tasks if task not in (requests or {})]
     if of_lm_eval:
-        from evalkit.benchmarks.multiple_choice.tasks import questions_of_lm_eval
+        from evalkit.suites.task_questions import questions_of_lm_eval
 
         questions = questions_of_lm_eval(suite, of_lm_eval, library, selection, others or {}, estimate)
     for task, of_task in (requests or {}).items():

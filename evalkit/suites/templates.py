@@ -22,22 +22,28 @@ import string
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator
 
-from evalkit.benchmarks.document_views import Piece
 from evalkit.errors import TemplateError, UnknownNameError
 from evalkit.inputs.validated import FileSettings, Listed, read_settings
 from evalkit.paths import resource
 from evalkit.runs.score_table import SEGMENTS, Segment
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.multiple_choice.questions import Question
+    from evalkit.suites.questions import Question
 
 FIELDS = ("system", "context", "continuation", "gap", "delimiter")
 """Fields of a part's text. `gap` is one space, or the white space of WinoGrande's sentence;
 `delimiter` is lm-eval's separator of context and continuation."""
+
+
+class Piece(NamedTuple):
+    """A stretch of a prompt, of one of `SEGMENTS`."""
+
+    segment: str
+    text: str
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.request import spread
-from evalkit.data.sampling import DocumentSelection
+from evalkit.data.sampling import DocumentSelection, spread
 
 if TYPE_CHECKING:
     pass

@@ -12,19 +12,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.lm_eval.tasks import quiet_lm_eval
-from evalkit.benchmarks.multiple_choice.questions import LeafTask, Question, places_for_estimate, selected_documents
-from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite
 from evalkit.compatibility.lm_eval import fewshot_seed, gold_index, index_of, index_tasks, processed_once, replace_index
 from evalkit.data.lm_eval_dataset import dataset
 from evalkit.data.sampling import DocumentSelection, clusters_of
 from evalkit.errors import DataError, UsageError
 from evalkit.paths import resource
+from evalkit.suites.lm_eval_tasks import quiet_lm_eval
+from evalkit.suites.questions import LeafTask, Question, places_for_estimate, selected_documents
+from evalkit.suites.suites import TASK_DIR, Suite
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.lm_eval.tasks import TaskSet
     from evalkit.data import Library
     from evalkit.display import Say
+    from evalkit.suites.lm_eval_tasks import TaskSet
 
 
 def questions_of_lm_eval(
@@ -132,8 +132,8 @@ def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, cluster: int, 
 
 def load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]:
     """Load the tasks of a suite that are not pinned, one by one; each must have choices with one right answer."""
-    from evalkit.benchmarks.lm_eval.plan import set_seeds
-    from evalkit.benchmarks.lm_eval.tasks import load_tasks, names_in
+    from evalkit.suites.lm_eval_tasks import load_tasks, names_in
+    from evalkit.suites.task_identity import set_seeds
 
     defined = () if suite.task_files is None else names_in(suite.task_files)
     if clash := [task for task in suite.pinned if task in defined]:
@@ -161,7 +161,7 @@ def load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]:
 
 
 def identity_of(tasks: TaskSet, library: Library) -> tuple[str, dict[str, Any]]:
-    from evalkit.benchmarks.lm_eval.plan import source_of, task_specification
+    from evalkit.suites.task_identity import source_of, task_specification
 
     sources = [source_of(leaf, name in tasks.pinned, library) for name, leaf in tasks.tasks.items()]
     contents = [[name, task_specification(leaf, None)] for name, leaf in tasks.tasks.items()]

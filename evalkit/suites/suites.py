@@ -22,11 +22,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import Field, Strict
 
-from evalkit.benchmarks.outcomes import Label
 from evalkit.data.requests import request_tasks
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.validated import FileSettings, Listed, Named, read_settings
@@ -36,10 +35,18 @@ from evalkit.paths import resource
 if TYPE_CHECKING:
     from evalkit.data import HubSplit
 
+DEFAULT_SUITE = "zeroshot8"
 TASK_DIR = ("tasks", "zeroshot8")
 """evalkit's own lm-eval task files, whose documents are pinned."""
 _RESERVED_NAMES = ("lm_eval", "longbench", "longbench-e", "needle", "ruler", "tasks")
 _SHIPPED_ONLY = ("documents", "fewshot", "fills", "stands_for")
+
+
+class Label(NamedTuple):
+    """Printed names of a task; the short one is for narrow tables."""
+
+    full: str
+    short: str
 
 
 class Examples(FileSettings):

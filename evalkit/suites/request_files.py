@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.multiple_choice.questions import LeafTask, Question, by_subtask
 from evalkit.data.requests import (
     MOST_TOKENS,
     RequestDocument,
@@ -24,13 +23,14 @@ from evalkit.data.requests import (
     wheel_files,
 )
 from evalkit.errors import DataError
+from evalkit.suites.questions import LeafTask, Question, by_subtask
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.multiple_choice.suites import Suite
     from evalkit.data import Library
     from evalkit.data.requests import RequestTask
     from evalkit.data.sources import Record
     from evalkit.display import Say
+    from evalkit.suites.suites import Suite
 
 _MMLU_EXAMPLES = "mmlu_dev"
 _CATEGORIES = {

@@ -13,15 +13,12 @@ import io
 import logging
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from evalkit.benchmarks.lm_eval.task_checks import exclude_evaluated_document, fix_documents
-from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, load_suite
-from evalkit.benchmarks.request import DEFAULT_SUITE, SuiteRequest
 from evalkit.cache import read_cached, write_cached
 from evalkit.compatibility.lm_eval import (
     CatalogueEntry,
@@ -42,6 +39,8 @@ from evalkit.inputs.values import is_pattern, with_matches
 from evalkit.models.loading.locate import silent
 from evalkit.paths import resource
 from evalkit.runs.folder import LM_EVAL
+from evalkit.suites.suites import DEFAULT_SUITE, TASK_DIR, load_suite
+from evalkit.suites.task_checks import exclude_evaluated_document, fix_documents
 
 SUPPORTED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
 """Supported output types: all of lm-eval's text types."""
@@ -195,30 +194,30 @@ def names_in(folder: Path) -> set[str]:
         return set(_users_manager(folder).task_index)
 
 
-def with_task_names(request: SuiteRequest, say: Say) -> SuiteRequest:
-    """Return a request with patterns, such as arc_*, replaced by the tasks that match.
+def matching_tasks(tasks: Sequence[str], suite: str | None, include_path: Path | None, say: Say) -> tuple[str, ...]:
+    """Return tasks with patterns, such as arc_*, replaced by the tasks that match.
 
-    These are of the request's suite; without one of the default suite, else of evalkit's requests, else of lm-eval's
+    These are of the suite; without one of the default suite, else of evalkit's requests, else of lm-eval's
     catalogue. Raises a `UsageError` for a pattern without a match.
     """
-    patterns = [name for name in request.tasks if is_pattern(name)]
+    patterns = [name for name in tasks if is_pattern(name)]
     if not patterns:
-        return request
+        return tuple(tasks)
     known: list[Collection[str]] = [load_suite(DEFAULT_SUITE).tasks, request_tasks()]
-    if request.suite is not None:
-        known = [] if request.suite == LM_EVAL else [load_suite(request.suite).tasks]
-    tasks = request.tasks
+    if suite is not None:
+        known = [] if suite == LM_EVAL else [load_suite(suite).tasks]
+    matching = tuple(tasks)
     for names in known:
-        tasks = with_matches(tasks, names)
-    if request.suite in (None, LM_EVAL) and any(map(is_pattern, tasks)):
-        known.append(_task_names(request.include_path, say))
-        tasks = with_matches(tasks, known[-1])
-    if unmatched := next(filter(is_pattern, tasks), None):
+        matching = with_matches(matching, names)
+    if suite in (None, LM_EVAL) and any(map(is_pattern, matching)):
+        known.append(_task_names(include_path, say))
+        matching = with_matches(matching, known[-1])
+    if unmatched := next(filter(is_pattern, matching), None):
         near = get_close_matches(unmatched, {name for names in known for name in names}, n=5, cutoff=0.4)
         advice = f"did you mean {', '.join(near)}?" if near else "see evalkit ls tasks"
         raise UsageError(f"unknown task '{unmatched}': no name of a task matches this pattern; {advice}")
-    say(f"{', '.join(patterns)}: {', '.join(tasks)}")
-    return replace(request, tasks=tasks)
+    say(f"{', '.join(patterns)}: {', '.join(matching)}")
+    return matching
 
 
 def _task_names(folder: Path | None, say: Say) -> list[str]:

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.multiple_choice.questions import Question
-from evalkit.benchmarks.multiple_choice.templates import Part, Template
 from evalkit.errors import ScoringError, TemplateError
 from evalkit.inputs.values import check_text, in_calls
 from evalkit.models.loading.tokenizer import added_tokens
 from evalkit.runs.score_table import SEGMENTS, ScoreRow
 from evalkit.scoring.pack import Sequences, offsets
+from evalkit.suites.questions import Question
+from evalkit.suites.templates import Part, Template
 
 if TYPE_CHECKING:
     from evalkit.scoring.forward import Scores

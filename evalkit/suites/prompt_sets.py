@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from evalkit.benchmarks.multiple_choice.templates import Template, load_template
 from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.escape import counted
 from evalkit.inputs.validated import FileSettings, Listed, NonEmpty, read_settings
 from evalkit.paths import resource
+from evalkit.suites.templates import Template, load_template
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.multiple_choice.questions import Question
+    from evalkit.suites.questions import Question
 
 Order = tuple[int, ...]
 """At each place of the list, the number of the original option."""
