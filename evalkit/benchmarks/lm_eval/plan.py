@@ -40,7 +40,7 @@ from evalkit.suites.lm_eval_tasks import (
 )
 from evalkit.suites.suites import refuse_duplicate_tasks
 from evalkit.suites.task_checks import task_caveats
-from evalkit.suites.task_identity import SEEDS, digest_of, set_seeds, source_of, task_specification
+from evalkit.suites.task_identity import SEEDS, code_hash, digest_of, set_seeds, source_of, task_specification
 from evalkit.suites.templates import load_template
 
 _BLOCK = 4
