@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import sys
 
-from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
 from evalkit.benchmarks.multiple_choice.scoring import task_tokens
+
 from evalkit.benchmarks.run import planned
+from evalkit.benchmarks.suite_plan import ChoicePlan
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import tokenizer_alone, window_of
 from evalkit.scoring.pack import distinct_tokens

@@ -13,13 +13,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from evalkit.benchmarks import generated
-from evalkit.benchmarks.generated import DocumentPlan, GeneratedAnswer, GenerationRequest, TaskDocuments
+from evalkit.benchmarks.generated import DocumentPlan, TaskDocuments, answer_columns
 from evalkit.benchmarks.outcomes import Metric, stored_value
 from evalkit.benchmarks.request import DocumentRequest
 from evalkit.data.sampling import repeated_prompts
 from evalkit.display import Say
 from evalkit.errors import ScoringError, UsageError
 from evalkit.inputs.validated import Stored
+from evalkit.requests.requests import Generate
+from evalkit.requests.rows import GeneratedRow
 from evalkit.runs.folder import Run, StoredTask, StoredValue
 from evalkit.runs.journal import FinishedRows
 from evalkit.runs.writing import RunWriter
@@ -93,7 +95,7 @@ class PromptedBenchmark(generated.GeneratedBenchmark):
 
     def generation_requests(
         self, plan: DocumentPlan, task: str, ends: frozenset[int], tokenizer: Any
-    ) -> list[GenerationRequest]:
+    ) -> list[Generate]:
         import numpy as np
 
         from evalkit.generation.prompts import Prompt, Stops
@@ -107,17 +109,19 @@ class PromptedBenchmark(generated.GeneratedBenchmark):
                     f"{self.max_new_tokens} of the context window of {plan.manifest['context']:,} are for the answer"
                 )
             digest = hashlib.sha256(document.prompt.encode("utf-8", "surrogatepass")).hexdigest()
-            requests.append(GenerationRequest(str(number), Prompt(number, tokens, self.max_new_tokens, stops), digest))
+            requests.append(Generate(str(number), Prompt(number, tokens, self.max_new_tokens, stops), digest))
         return requests
 
-    def table_row(self, task: str, document: PromptDocument, answer: GeneratedAnswer) -> dict[str, Any]:
+    def table_row(self, task: str, document: PromptDocument, answer: GeneratedRow) -> dict[str, Any]:
         text = answer.text
         text = text[: min((text.find(stop) for stop in self.until if stop in text), default=len(text))]
         score = float(self.score(text, document.reference))
         if not 0 <= score <= 1:
-            raise ScoringError(f"{task} document {answer.id}: benchmark {self.kind} scores {score}; expected 0 to 1")
-        about = {"task": task, **document._asdict(), **answer.columns()}
-        return about | {"answer": text, "score": score, "source": answer.id}
+            raise ScoringError(
+                f"{task} document {answer.document}: benchmark {self.kind} scores {score}; expected 0 to 1"
+            )
+        about = {"task": task, **document._asdict(), **answer_columns(answer)}
+        return about | {"answer": text, "score": score, "source": answer.document}
 
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
         results, measure = list[dict[str, Any]](), self.measure()

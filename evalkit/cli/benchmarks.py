@@ -68,7 +68,6 @@ def run(
     evalkit run CKPT --workers 8                                    by eight GPUs, or shares of the cores
     evalkit run --watch TRAINING --sample 200 --plot curve.png      each checkpoint of a training, as it appears
     """
-    from evalkit.benchmarks.registry import benchmark
     from evalkit.cli.lm_eval import with_model_args, with_task_files
     from evalkit.suites.suites import DEFAULT_SUITE, load_suite
 
@@ -97,7 +96,7 @@ def run(
     if show_prompts and len(models) == 1:
         with Progress() as progress:
             plan = running.plan_of(models[0], options, progress.say)
-            for text in benchmark(plan.manifest["kind"]).prompts(plan, show_prompts, progress.say):
+            for text in plan.shown_prompts(show_prompts, progress.say):
                 click.echo(text)
         return 0
     of_one = {"show_prompts": show_prompts}

@@ -16,7 +16,7 @@ from pathlib import Path
 from evalkit import __version__
 from evalkit.benchmarks.outcomes import Comparable
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.benchmarks.request import remembering
+from evalkit.cache import remembering
 from evalkit.comparison.comparison import compare_pairing, decided_together, rule_of, subject_differences
 from evalkit.comparison.comparison_report import comparison_report
 from evalkit.comparison.curves import Curve, curve, curve_report

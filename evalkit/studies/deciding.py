@@ -16,9 +16,9 @@ import numpy as np
 
 from evalkit.benchmarks.outcomes import Measure
 from evalkit.benchmarks.registry import benchmark
-from evalkit.benchmarks.request import remembering
 from evalkit.benchmarks.run import planned, request_type
 from evalkit.benchmarks.session import ModelHolder, run_plan
+from evalkit.cache import remembering
 from evalkit.comparison.differences import (
     BETTER,
     EQUIVALENT,
@@ -173,7 +173,7 @@ def _sizes(model: str, options: Mapping[str, Any], progress: Progress) -> dict[s
     """Return the documents that each task has. Raises `UsageError` if samples of the benchmark cannot grow."""
     if "sample" in settings_of(request_type(options.get("suite"))):
         plan = planned(model, {**options, "sample": LEAST}, progress.say)
-        if benchmark(plan.manifest["kind"]).shared_rows(plan):
+        if benchmark(plan.manifest["kind"]).computation.shared_rows(plan):
             return {task: int(about["total"]) for task, about in plan.manifest["documents"].items()}
     raise UsageError(f"suite {options.get('suite') or DEFAULT_SUITE} has no samples that grow; choose another")
 

@@ -25,7 +25,6 @@ import torch
 import transformers
 from torch import distributed
 
-from evalkit.benchmarks.base import Batch, Budget
 from evalkit.benchmarks.keywords import SuiteSettings
 from evalkit.benchmarks.registry import benchmark, benchmark_of
 from evalkit.benchmarks.request import SuiteRequest
@@ -41,6 +40,7 @@ from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import ModelSpec
 from evalkit.models.module_state import state_digest
 from evalkit.paths import replace_file, temporary_folder
+from evalkit.requests.batches import Batch, Budget
 from evalkit.runs.finding import folder_name, list_runs
 from evalkit.runs.folder import Run, specification_id
 
@@ -361,24 +361,25 @@ class InLoop:
                     suite = self._options.get("suite")
                     raise UsageError(f"suite {suite}: needs more than a model's logits; use evalkit run --watch")
                 budget = Budget(budget.scored or tokens or None, budget.kept)
-                return kind.kind, kind.setup(plan), budget, plan.manifest["specification"]
+                return kind.kind, kind.computation.candidates(plan), budget, plan.manifest["specification"]
 
             if (missing := ranks.from_main(work)) is not None:
                 self._compute(ranks, spec, current, *missing)
             return plan, ranks.agree(lambda: run if current is None else current.finish())
 
     def _compute(
-        self, ranks: Ranks, spec: LiveSpec, current: OpenRun | None, name: str, setup: Any, budget: Budget,
+        self, ranks: Ranks, spec: LiveSpec, current: OpenRun | None, name: str, candidates: Any, budget: Budget,
         specification: Mapping[str, Any],
     ) -> None:  # fmt: skip
         """Compute the missing batches of a run, one at a time in each process; the main process has the run open."""
-        kind, progress = benchmark(name), self._progress
+        computation = benchmark(name).computation
+        progress = self._progress
         fill = spec.module.fill if isinstance(spec.module, CalledModel) else None
         stack, say = ExitStack(), progress.say if ranks.is_main else silent
 
         def prepare() -> tuple[Any, Any]:
             loaded = load_checked(spec, spec.locate(), specification, say)
-            return kind.computer(setup, loaded, budget, say), loaded.tokenizer
+            return computation.computer(candidates, loaded, budget, say), loaded.tokenizer
 
         computer, tokenizer = ranks.agree(prepare, fill)
 

@@ -19,9 +19,9 @@ from typing import Any, Literal, Protocol, get_args
 from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.outcomes import headline_entries
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.benchmarks.request import remembering
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import ModelHolder, finished, loading_key, run_plan
+from evalkit.cache import remembering
 from evalkit.display import Progress, Say, doing
 from evalkit.errors import EvalkitError, RunInUseError, SeveralErrors, UsageError, first_line
 from evalkit.escape import counted

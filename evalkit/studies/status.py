@@ -16,8 +16,7 @@ from typing import Literal, get_args
 from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.outcomes import Metric, headline_entries
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.benchmarks.request import remembering
-from evalkit.cache import NotStored, only_stored
+from evalkit.cache import NotStored, only_stored, remembering
 from evalkit.display import Say, clock
 from evalkit.errors import EvalkitError, RunError
 from evalkit.escape import counted

@@ -1,14 +1,12 @@
 """Token sequences: questions are rendered and tokenised, with the segment of each token.
 
 In: `Question`s, a `Template` and a tokenizer. Out: one `TokenSequence` for each choice, tokenised exactly as if scored
-alone; the flat arrays of a task that the engine scores (the 56,168 sequences of MMLU take 60 MB); and from the engine's
-scores the rows of the score table. Segments are found by character offsets: a token belongs to the segment of its last
+alone. Segments are found by character offsets: a token belongs to the segment of its last
 character, so a token that straddles a boundary counts with the later segment and no continuation is ever empty.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice, pairwise
@@ -21,13 +19,12 @@ from numpy.typing import NDArray
 from evalkit.errors import ScoringError, TemplateError
 from evalkit.inputs.values import check_text, in_calls
 from evalkit.models.loading.tokenizer import added_tokens
-from evalkit.runs.score_table import SEGMENTS, ScoreRow
-from evalkit.scoring.pack import Sequences, offsets
+from evalkit.runs.score_table import SEGMENTS
 from evalkit.suites.questions import Question
 from evalkit.suites.templates import Part, Template
 
 if TYPE_CHECKING:
-    from evalkit.scoring.forward import Scores
+    pass
 
 SPECIAL, INSTRUCTION, CONTEXT, CONTINUATION, END = range(len(SEGMENTS))
 Pieces = list[tuple[int, str]]
@@ -66,8 +63,6 @@ class EncodedQuestion:
     sequences: tuple[TokenSequence, ...]
     unconditional: tuple[TokenSequence, ...] = ()
     """The choices without the context, if a rule needs them (`pmi`)."""
-    texts_digest: str = ""
-    """Of a question without its texts."""
 
 
 class Prompter:
@@ -263,87 +258,3 @@ def _chat_parts(template: Template, tokenizer: Any, say: Callable[[str], None]) 
 
 def _literal(segment: str, text: str) -> Part:
     return Part(segment, text.replace("{", "{{").replace("}", "}}"))
-
-
-@dataclass(frozen=True)
-class EncodedQuestions:
-    sequences: Sequences
-    """For the engine; an item is a question: the sequences of its choices, then the unconditional ones."""
-    segments: NDArray[np.int8]
-    """[tokens] index into `SEGMENTS` of each token's segment."""
-    cuts: NDArray[np.int32]
-    """[sequences, 2] number of truncated and of straddling tokens."""
-
-    @classmethod
-    def of(cls, encoded: Iterable[EncodedQuestion], scored: frozenset[int]) -> EncodedQuestions:
-        """Join the sequences of questions; of unconditional sequences only the continuation is scored.
-
-        `scored` has the indices into `SEGMENTS` of the segments to score.
-        """
-        of_template, of_continuation = (
-            np.isin(np.arange(len(SEGMENTS)), list(codes)) for codes in (scored, [CONTINUATION])
-        )
-        tokens, is_scored, segments, cuts = array("i"), bytearray(), array("b"), array("i")
-        lengths, counts, labels, groups = array("q"), array("q"), [], []
-        for member in encoded:
-            counts.append(len(member.sequences) + len(member.unconditional))
-            labels.append(member.question.label)
-            groups.append(member.question.subtask)
-            for sequences, scores in ((member.sequences, of_template), (member.unconditional, of_continuation)):
-                for sequence in sequences:
-                    tokens.frombytes(sequence.tokens.tobytes())
-                    is_scored += scores[sequence.segments].tobytes()
-                    segments.frombytes(sequence.segments.tobytes())
-                    lengths.append(len(sequence.tokens))
-                    cuts.extend((sequence.truncated, sequence.straddles))
-        flat = Sequences(
-            np.asarray(tokens), np.frombuffer(is_scored, np.bool_), offsets(lengths), offsets(counts), labels, groups
-        )
-        return cls(flat, np.asarray(segments), np.asarray(cuts).reshape(-1, 2))
-
-    def without_text(self, index: int, question: Question) -> EncodedQuestion:
-        """Return a question, given by its number, without texts and tokens, as `question_rows` needs it."""
-        first, end = self.sequences.first[index : index + 2].tolist()
-        bounds = self.sequences.starts[first : end + 1].tolist()
-        sequences = tuple(
-            TokenSequence(np.zeros(0, np.int32), self.segments[start:stop], *cuts)
-            for (start, stop), cuts in zip(pairwise(bounds), self.cuts[first:end].tolist(), strict=True)
-        )
-        count = len(question.contexts)
-        without = replace(question, contexts=(), continuations=(), gaps=(), alone=(), doc={})
-        return EncodedQuestion(without, sequences[:count], sequences[count:], question.texts_digest)
-
-
-def question_sequences(encoded: Iterable[EncodedQuestion], scored: frozenset[int]) -> Sequences:
-    """Return the sequences of questions for the engine; see `EncodedQuestions.of`."""
-    return EncodedQuestions.of(encoded, scored).sequences
-
-
-def question_rows(encoded: EncodedQuestion, scores: Sequence[Scores], scored: frozenset[int]) -> Iterator[ScoreRow]:
-    """Yield the score table's rows of one question, one for each choice.
-
-    `scores` are those of the question's sequences, in order; `scored` as in `EncodedQuestions.of`.
-    """
-    question, count = encoded.question, len(encoded.sequences)
-    sums, counts = _segment_sums(encoded.sequences + encoded.unconditional, scores)
-    for choice, (sequence, option) in enumerate(zip(encoded.sequences, question.choices, strict=True)):
-        greedy = float(scores[choice].greedy[sequence.segments == CONTINUATION].all()) if count == 1 else None
-        alone = sums[count + choice][CONTINUATION] if encoded.unconditional else None
-        document = (question.task, question.subtask, question.doc_id, choice, count, question.gold)
-        likelihoods = [total if code in scored else None for code, total in enumerate(sums[choice])]
-        sizes = (len(option), len(option.encode("utf-8")), sequence.truncated, sequence.straddles)
-        yield ScoreRow._make((*document, *likelihoods, *counts[choice], alone, *sizes, greedy, encoded.texts_digest))
-
-
-def _segment_sums(
-    sequences: Sequence[TokenSequence], scores: Sequence[Scores]
-) -> tuple[list[list[float]], list[list[int]]]:
-    """Return each sequence's sum of log-probabilities and number of tokens by segment; the first token has none."""
-    of_sequence = np.repeat(np.arange(len(sequences)), [len(sequence.segments) - 1 for sequence in sequences])
-    segments = len(SEGMENTS) * of_sequence + np.concatenate([sequence.segments[1:] for sequence in sequences])
-    logprobs = np.concatenate([of_tokens.logprobs[1:] for of_tokens in scores])
-    shape = (len(sequences), len(SEGMENTS))
-    # float64, as `bincount` sums: a float32 sum of thousands of values would lose precision
-    sums = np.bincount(segments, weights=logprobs, minlength=shape[0] * shape[1]).astype(np.float64)
-    counts = np.bincount(segments, minlength=shape[0] * shape[1])
-    return sums.reshape(shape).tolist(), counts.reshape(shape).tolist()

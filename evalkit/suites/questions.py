@@ -67,6 +67,11 @@ class Question:
     def label(self) -> str:
         return f"{self.subtask} document {self.doc_id}"
 
+    @property
+    def identity(self) -> str:
+        """Identity of the document in its task."""
+        return f"{self.subtask} {self.doc_id}"
+
     @cached_property
     def texts_digest(self) -> str:
         """Return a digest of the document's texts and gold answer.

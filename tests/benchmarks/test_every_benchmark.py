@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.base import Budget
 from evalkit.benchmarks.differences import differences
 from evalkit.benchmarks.registry import GROUP, benchmark, benchmark_of, kind_of_suite
 from evalkit.benchmarks.run_listing import list_found
@@ -25,6 +24,7 @@ from evalkit.comparison.sides import Side
 from evalkit.errors import RunError, ScoringError, UnknownNameError, UsageError
 from evalkit.exchange.exports import export_run
 from evalkit.models.loading.locate import silent
+from evalkit.requests.batches import Budget
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, load_run
 from evalkit.runs.journal import Entry, FinishedRows, Journal
 from tests.benchmarks.kinds import KINDS, files, made, options_of, plan, same

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from evalkit.benchmarks.prompted import ANSWERS, PromptDocument, PromptedBenchmark
-from evalkit.benchmarks.request import remembered, remembering, request_of
+from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.run import evaluate, planned
 from evalkit.benchmarks.session import run_plan
+from evalkit.cache import remembered, remembering
 from evalkit.errors import ScoringError
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run

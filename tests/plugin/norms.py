@@ -12,13 +12,14 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
-from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned
+from evalkit.benchmarks.base import Benchmark
 from evalkit.benchmarks.generated import DocumentPlan, TaskDocuments, context_of, generated_plan
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric, stored_value
 from evalkit.benchmarks.request import Request
 from evalkit.display import Say
 from evalkit.inputs.validated import Stored
 from evalkit.models.loading.load import LoadedModel
+from evalkit.requests.batches import Batch, Budget, Planned
 from evalkit.runs.columns import schema_of
 from evalkit.runs.folder import Run, StoredTask
 from evalkit.runs.journal import FinishedRows

@@ -13,6 +13,7 @@ from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.groups import MEASURES, AttentionRow
 from evalkit.benchmarks.base import Benchmark, lazy
 from evalkit.benchmarks.outcomes import Metric
+from evalkit.requests.batches import Computation
 from evalkit.runs.folder import Run
 from evalkit.suites.suites import Label, dataset_of, label_of
 
@@ -21,25 +22,31 @@ if TYPE_CHECKING:
     from evalkit.data import HubSplit
 
 
-class Attention(Benchmark):
-    kind = ATTENTION
-    row = AttentionRow
-    key = ("subtask", "doc_id")
+class AttentionComputation(Computation):
+    """Attention maps are read by a computer of their own."""
 
-    request = lazy("evalkit.benchmarks.attention.documents:AttentionRequest")
-    plan = lazy("evalkit.benchmarks.attention.documents:plan_attention")
-    is_missing = lazy("evalkit.benchmarks.attention.documents:is_missing")
+    rows = (AttentionRow,)
+    key = ("subtask", "doc_id")
     facts = lazy("evalkit.benchmarks.attention.measures:AttentionFacts")
+    is_missing = lazy("evalkit.benchmarks.attention.documents:is_missing")
     computer = lazy("evalkit.benchmarks.attention.measures:Analysis")
     batches = lazy("evalkit.benchmarks.attention.documents:planned_batches")
     token_counts = lazy("evalkit.benchmarks.attention.documents:task_costs")
+
+    def candidates(self, plan: AttentionPlan) -> dict[str, Any]:
+        return dict(plan.manifest["specification"])
+
+
+class Attention(Benchmark):
+    kind = ATTENTION
+    computation = AttentionComputation()
+
+    request = lazy("evalkit.benchmarks.attention.documents:AttentionRequest")
+    plan = lazy("evalkit.benchmarks.attention.documents:plan_attention")
     finish = lazy("evalkit.benchmarks.attention.results:finish")
     report = lazy("evalkit.benchmarks.attention.results:attention_report")
     comparable = lazy("evalkit.benchmarks.attention.figure_runs:AttentionDocuments")
     figures = lazy("evalkit.benchmarks.attention.figures:run_figures")
-
-    def setup(self, plan: AttentionPlan) -> dict[str, Any]:
-        return dict(plan.manifest["specification"])
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         self.refuse_rule(run, rule)

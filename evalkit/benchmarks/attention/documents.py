@@ -26,10 +26,10 @@ from evalkit.benchmarks.attention.categories import (
     tagged_texts,
     tagger_identity,
 )
-from evalkit.benchmarks.attention.groups import GROUPS, MASS, RANK, RANKED_LAYERS, chosen_layers
-from evalkit.benchmarks.base import Batch, Batches, Planned
-from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, plan_suite
-from evalkit.benchmarks.request import Request, SuiteRequest, TaskTokens, numerics, plain_manifest
+from evalkit.benchmarks.attention.groups import GROUPS, MASS, RANK, RANKED_LAYERS, AttentionRow, chosen_layers
+from evalkit.benchmarks.base import Plan
+from evalkit.benchmarks.request import Request, SuiteRequest, numerics, plain_manifest
+from evalkit.benchmarks.suite_plan import ChoicePlan, plan_suite
 from evalkit.data.sampling import DocumentSample, spread
 from evalkit.display import Say
 from evalkit.errors import ScoringError, UnknownNameError, UsageError
@@ -39,6 +39,7 @@ from evalkit.inputs.values import check_text
 from evalkit.models.context.extension import configured_layers
 from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.loading.spec import config_of, window_of
+from evalkit.requests.batches import Batch, Batches, Planned, TaskTokens
 from evalkit.runs.finding import run_folder
 from evalkit.runs.score_table import outcome_of
 from evalkit.suites.prompts import CONTINUATION, END, SPECIAL, Prompter
@@ -94,7 +95,7 @@ class AttentionRequest(Request):
 
 
 @dataclass(frozen=True)
-class AttentionPlan:
+class AttentionPlan(Plan):
     """A validated request with its documents and manifest."""
 
     request: AttentionRequest
@@ -238,7 +239,7 @@ def batches_of(plan: AttentionPlan, window: int, tokenizer: Any, finished: Finis
         for part in _windows(plan, window, tokenizer):
             if (TEXT, TEXT, part[0].doc_id) not in finished:
                 [sequence] = _categorised([part], tagger)
-                yield Batch(TEXT, sequence.doc_id, (sequence,), float(len(sequence.tokens)), 1)
+                yield Batch(TEXT, sequence.doc_id, (sequence,), AttentionRow, float(len(sequence.tokens)), 1)
         return
     prompter, work = Prompter(plan.choices.template, tokenizer, window - 1, say, characters=True), plan.work
     for task, questions in plan.tasks.items():
@@ -248,7 +249,7 @@ def batches_of(plan: AttentionPlan, window: int, tokenizer: Any, finished: Finis
             # A finished batch is left out as a whole: the others' numbers stay the same
             if any(key not in finished for key in keys):
                 content = tuple(sequences_of(plan, prompter, members, tagger, tokenizer.bos_token_id))
-                yield Batch(task, number, content, float(sum(work[key] for key in keys)), len(members))
+                yield Batch(task, number, content, AttentionRow, float(sum(work[key] for key in keys)), len(members))
 
 
 Tokenised = tuple[AnalysedSequence, Sequence[Piece], Any]

@@ -66,11 +66,11 @@ from evalkit.benchmarks.attention.groups import (
     chosen_layers,
 )
 from evalkit.benchmarks.attention.map_blocks import MapReader
-from evalkit.benchmarks.base import Batch, Budget
 from evalkit.display import Say
 from evalkit.errors import ScoringError
 from evalkit.models.loading.tokenizer import refuse_tokens_without_rows
 from evalkit.models.memory import is_out_of_memory, refuse_to_split
+from evalkit.requests.batches import Batch, Budget
 from evalkit.runs.columns import schema_of
 from evalkit.runs.traits import BatchDevice, place_of
 

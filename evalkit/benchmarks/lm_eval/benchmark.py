@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Benchmark, lazy
-from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, rows_of, stored_rows
 from evalkit.benchmarks.lm_eval.results import logged_metrics
 from evalkit.benchmarks.outcomes import Metric
 from evalkit.errors import UsageError
@@ -22,36 +21,21 @@ from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.suites.suites import Label, label_of
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.data import HubSplit
-    from evalkit.runs.journal import FinishedRows
 
 
 class LMEval(Benchmark):
     """The benchmark of lm-eval's tasks."""
 
     kind = LM_EVAL
-    row = RequestRow
-    key = KEY
 
     request = lazy("evalkit.benchmarks.request:SuiteRequest")
     plan = lazy("evalkit.benchmarks.lm_eval.plan:plan_tasks")
-    facts = lazy("evalkit.benchmarks.lm_eval.batches:RequestFacts")
-    setup = lazy("evalkit.benchmarks.lm_eval.batches:candidates")
-    batches = lazy("evalkit.benchmarks.lm_eval.batches:planned")
-    computer = lazy("evalkit.benchmarks.lm_eval.harness:computer_of")
     comparable = lazy("evalkit.benchmarks.lm_eval.views:task_outcomes")
-    token_counts = lazy("evalkit.benchmarks.lm_eval.plan:estimated")
     finish = lazy("evalkit.benchmarks.lm_eval.results:finish")
     views = lazy("evalkit.benchmarks.lm_eval.views:task_views")
     report = lazy("evalkit.benchmarks.lm_eval.views:metrics_report")
     headline = lazy("evalkit.benchmarks.lm_eval.views:headline")
-    prompts = lazy("evalkit.benchmarks.lm_eval.views:shown_requests")
-
-    def is_missing(self, plan: TaskPlan, finished: FinishedRows) -> bool:
-        _ = plan.caveats  # a task that cannot be measured is refused before a model is loaded
-        rows = stored_rows(finished, plan.requests)
-        return any(not rows_of(request, rows) for members in plan.requests.values() for request in members)
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         """Return every numeric metric, as lm-eval computed it; a given rule is a `UsageError`."""

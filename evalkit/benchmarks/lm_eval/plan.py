@@ -7,29 +7,28 @@ finished run is found without it.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 
-from evalkit.benchmarks.lm_eval.batches import Encoding, TextFacts, continuations_of, prompts_of
+from evalkit.benchmarks.base import Plan
+from evalkit.benchmarks.lm_eval.encoding import TaskModelRequests
 from evalkit.benchmarks.lm_eval.requests import GENERATED, ROLLING, ModelRequest, group_by_task, requests_of
-from evalkit.benchmarks.request import SuiteRequest, TaskTokens, numerics, plain_manifest, shared_library
+from evalkit.benchmarks.request import SuiteRequest, numerics, plain_manifest, shared_library
 from evalkit.compatibility.names import replaced
 from evalkit.data.sampling import number_of, spread
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, UsageError, reading_as
-from evalkit.generation.prompts import Capacity, Prompt
 from evalkit.models.context.extension import Extension, refuse_generation
 from evalkit.models.loading.files import generation_settings
 from evalkit.models.loading.fingerprint import stable
-from evalkit.models.loading.locate import Checkpoint, silent
-from evalkit.models.loading.spec import window_of
+from evalkit.models.loading.locate import Checkpoint
+from evalkit.requests.requests import RunRequests
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import LM_EVAL
-from evalkit.scoring.pack import SampledGroup, estimated_tokens
 from evalkit.suites.lm_eval_tasks import (
     RandomState,
     TaskSet,
@@ -48,7 +47,7 @@ _BLOCK = 4
 
 
 @dataclass(frozen=True)
-class TaskPlan:
+class TaskPlan(Plan):
     """A resolved request: checkpoint, tasks and manifest."""
 
     request: SuiteRequest
@@ -58,7 +57,7 @@ class TaskPlan:
     randomness: RandomState
 
     @cached_property
-    def requests(self) -> dict[str, list[ModelRequest]]:
+    def model_requests(self) -> dict[str, list[ModelRequest]]:
         """The distinct requests by the journal's task names, which lm-eval builds and keeps as `task.instances`."""
         self.randomness.restore()
         with doing("building requests"):
@@ -66,9 +65,30 @@ class TaskPlan:
             return group_by_task(instance for task in tasks for instance in build_requests(task, self.request.limit))
 
     @cached_property
+    def requests(self) -> RunRequests:
+        _ = self.caveats  # a task that cannot be measured is refused before a model is loaded
+        tasks = [TaskModelRequests(str(members[0].task), members) for members in self.model_requests.values()]
+        return RunRequests(tasks, budget=self.request.token_budget)
+
+    def sampled(self, sample: int) -> RunRequests:
+        sampled = []
+        self.randomness.restore()
+        for name, task in self.tasks.tasks.items():
+            documents = len(self.request.selection.places(name, [name] * len(task.eval_docs)))
+            numbers = spread(documents, sample, _BLOCK)
+            for requests in group_by_task(build_requests(task, documents, set(numbers))).values():
+                sampled.append(TaskModelRequests(name, requests, sizes={name: documents}))
+        return RunRequests(sampled)
+
+    def shown_prompts(self, count: int, say: Say) -> Iterator[str]:
+        from evalkit.benchmarks.lm_eval.views import shown_requests
+
+        return shown_requests(self, count, say)
+
+    @cached_property
     def caveats(self) -> dict[str, list[str]]:
         """Task → what makes its metrics doubtful; `task_checks.task_caveats` says what raises an error."""
-        _ = self.requests
+        _ = self.model_requests
         caveats = {}
         with quiet_lm_eval():
             for name, task in self.tasks.tasks.items():
@@ -210,40 +230,3 @@ def _specification(request: SuiteRequest, tasks: TaskSet, checkpoint: Checkpoint
         "num_fewshot": shots.pop() if len(shots) == 1 else None,
         "seeds": SEEDS,
     }
-
-
-def encoding_of(plan: TaskPlan, tokenizer: Any, say: Say) -> Encoding:
-    """Return the tokenisation of a plan's requests, without a model."""
-    window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
-    prefix = next(token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if token is not None)
-    return Encoding(tokenizer, prefix, window)
-
-
-def prompts_alone(requests: Sequence[ModelRequest], encoding: Encoding) -> list[Prompt]:
-    """Return the prompts of generated texts, for a model without settings of its own."""
-    return prompts_of(requests, encoding, TextFacts((), None, Capacity(encoding.window, 1, 1, 0)))
-
-
-def estimated(plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
-    """Return the estimates for each task; arguments as in `Benchmark.token_counts`."""
-    encoding = encoding_of(plan, tokenizer, say)
-    estimates = []
-    plan.randomness.restore()
-    for name, task in plan.tasks.tasks.items():
-        documents = len(plan.request.selection.places(name, [name] * len(task.eval_docs)))
-        numbers = spread(documents, sample, _BLOCK)
-        scale = documents / len(numbers)
-        for requests in group_by_task(build_requests(task, documents, set(numbers))).values():
-            if requests[0].kind == GENERATED:
-                prompts = prompts_alone(requests, encoding)
-                alone = scale * sum(len(prompt.tokens) for prompt in prompts)
-                new = scale * sum(prompt.max_new_tokens for prompt in prompts)
-                counts, members = (alone, alone, new), len(requests)
-            else:
-                parts = continuations_of(requests, encoding, silent)
-                sequences = [part.tokens for part in parts if len(part.tokens)]
-                group = SampledGroup(sequences, len(numbers), documents)
-                counts = (*(estimated_tokens([group]) if sequences else (0.0, 0.0)), 0.0)
-                members = len(sequences)
-            estimates.append(TaskTokens(name, documents, len(numbers), scale * members, *counts))
-    return estimates

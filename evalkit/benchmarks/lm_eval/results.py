@@ -15,11 +15,22 @@ from math import isfinite, nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.benchmarks.lm_eval.log_format import Evaluated, write_lm_eval
-from evalkit.benchmarks.lm_eval.requests import AnswersFromRows, RequestRow, Rows, requests_of, rows_of, stored_rows
+from evalkit.benchmarks.lm_eval.requests import (
+    CONTEXT,
+    CONTINUATION,
+    AnswerRow,
+    AnswersFromRows,
+    Rows,
+    likelihood_of,
+    requests_of,
+    rows_of,
+    stored_rows,
+)
 from evalkit.benchmarks.outcomes import Metric
 from evalkit.compatibility.lm_eval import as_texts, gold_index, hash_of, json_value
 from evalkit.data.sampling import clusters_of
 from evalkit.errors import DataError, reading_as
+from evalkit.requests.rows import ScoredRow
 from evalkit.runs.folder import LM_EVAL, SCORES
 from evalkit.runs.score_table import FRACTION, ScoreRow, score_table
 from evalkit.stats.estimates import known_error
@@ -157,14 +168,14 @@ class StoredAnswers(AnswersFromRows):
     def __init__(self, stored: Rows) -> None:
         self._stored = stored
 
-    def rows(self, instances: list[Any]) -> list[list[RequestRow]]:
+    def rows(self, instances: list[Any]) -> list[list[AnswerRow]]:
         return [rows_of(request, self._stored) for request in requests_of(instances)]
 
 
 def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
     """Let lm-eval evaluate the answers, and write every result file of a run, results.json last."""
     tasks, with_samples = plan.tasks.tasks, plan.request.log_samples
-    answers = StoredAnswers(stored_rows(finished, plan.requests))
+    answers = StoredAnswers(stored_rows(finished, plan.model_requests))
     results, warnings = _evaluated(plan, answers, writer)
     samples = results.pop("samples")
     scores = {name: list(document_scores(name, members)) for name, members in samples.items()}
@@ -286,18 +297,18 @@ def _task_rows(name: str, task: Any, answers: StoredAnswers, clusters: dict[tupl
     return rows
 
 
-def _document_rows(name: str, gold: int, choices: Sequence[str], answers: Sequence[RequestRow]) -> Iterator[ScoreRow]:
+def _document_rows(name: str, gold: int, choices: Sequence[str], answers: Sequence[AnswerRow]) -> Iterator[ScoreRow]:
     # For mutual information, lm-eval appends the choices without context
     conditional, unconditional = answers[: len(choices)], answers[len(choices) :]
-    likelihoods = [answer.likelihood for answer in conditional]
-    rows = choice_rows(name, name, answers[0].doc_id, gold, choices, likelihoods)
+    likelihoods = list(map(likelihood_of, conditional))
+    rows = choice_rows(name, name, int(answers[0].document), gold, choices, likelihoods)
     for row, answer in zip(rows, conditional, strict=True):
+        assert isinstance(answer, ScoredRow)
         yield row._replace(
-            # The first token has no context, so it has no log-likelihood
-            n_context=answer.context_tokens - 1,
-            n_continuation=answer.continuation_tokens,
-            ll_unconditional=unconditional[row.choice].likelihood if unconditional else None,
-            truncated=answer.cut,
+            n_context=answer.of(CONTEXT)[0],
+            n_continuation=answer.of(CONTINUATION)[0],
+            ll_unconditional=likelihood_of(unconditional[row.choice]) if unconditional else None,
+            truncated=answer.truncated,
         )
 
 

@@ -43,11 +43,12 @@ from evalkit.display import Say
 from evalkit.escape import printable
 from evalkit.inputs.reading import parse_json
 from evalkit.models.context.extension import Extension
-from evalkit.models.loading.spec import tokenizer_alone
+from evalkit.models.loading.spec import tokenizer_alone, window_of
 from evalkit.models.loading.tokenizer import fed_text
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
+from evalkit.requests.requests import Encoder, Facts
 from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.traits import documents_read, is_imported, run_notes
 from evalkit.suites.templates import Piece
@@ -55,7 +56,7 @@ from evalkit.suites.templates import Piece
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalkit.benchmarks.lm_eval.batches import Encoding
+    from evalkit.benchmarks.lm_eval.encoding import Encoding
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.benchmarks.lm_eval.requests import ModelRequest
 
@@ -132,39 +133,44 @@ def _samples(run: Run, task: str) -> Iterator[dict[str, Any]]:
 
 
 def shown_requests(plan: TaskPlan, count: int, say: Say) -> Iterator[str]:
-    """Yield the tokens of the first requests of each task, as text; see `Benchmark.prompts`."""
-    from evalkit.benchmarks.lm_eval.plan import build_requests, encoding_of
+    """Yield the tokens of the first requests of each task, as text; see `Plan.shown_prompts`."""
+    from evalkit.benchmarks.lm_eval.encoding import encoding_of
+    from evalkit.benchmarks.lm_eval.plan import build_requests
 
-    encoding = encoding_of(plan, tokenizer_alone(plan.checkpoint, say), say)
+    tokenizer = tokenizer_alone(plan.checkpoint, say)
+    facts = Facts(window_of(plan.request.model, plan.checkpoint, tokenizer, say))
+    encoding = encoding_of(Encoder(tokenizer, facts, say))
     for task in plan.tasks.tasks.values():
         lines: list[str] = []
         for requests in group_by_task(build_requests(task, count)).values():
-            for name, counts, context, rest in _fed(requests, encoding, say):
+            for name, counts, context, rest in _fed(requests, encoding, facts, say):
                 text = click.style(printable(context, "\n\t"), fg="cyan")
                 text += click.style(printable(rest, "\n\t"), fg="green")
                 lines += [click.style(printable(name), bold=True), counts, text, ""]
         yield "\n".join(lines)
 
 
-def _fed(requests: Sequence[ModelRequest], encoding: Encoding, say: Say) -> Iterator[tuple[str, str, str, str]]:
+def _fed(
+    requests: Sequence[ModelRequest], encoding: Encoding, facts: Facts, say: Say
+) -> Iterator[tuple[str, str, str, str]]:
     """Yield of requests of one kind: name, numbers of tokens, context, and what is scored or how text is generated."""
-    from evalkit.benchmarks.lm_eval.batches import continuations_of
-    from evalkit.benchmarks.lm_eval.plan import prompts_alone
+    from evalkit.benchmarks.lm_eval.encoding import continuations_of, prompts_of
 
     kind = requests[0].kind
     if kind == GENERATED:
-        for request, prompt in zip(requests, prompts_alone(requests, encoding), strict=True):
+        for request, prompt in zip(requests, prompts_of(requests, encoding, facts), strict=True):
             tokens = prompt.tokens.tolist()
             rest = f"  generated: {request.arguments[1]}"
             yield f"{request.label}, {kind}", f"{len(tokens)} tokens", fed_text(encoding.tokenizer, tokens), rest
         return
     for part in continuations_of(requests, encoding, say):
-        row, tokens = part.row, part.tokens.tolist()
-        window = f", window {row.part}" if row.parts > 1 else ""
-        cut = f", {row.cut} context tokens cut" if row.cut else ""
-        counts = f"{len(tokens)} tokens: context {row.context_tokens}, continuation {row.continuation_tokens}{cut}"
-        context = fed_text(encoding.tokenizer, tokens[: row.context_tokens])
-        rest = fed_text(encoding.tokenizer, tokens[row.context_tokens :])
+        window = f", window {part.window}" if part.windows > 1 else ""
+        cut = f", {part.truncated} context tokens cut" if part.truncated else ""
+        before = len(part.context)
+        after = len(part.tokens)
+        counts = f"{before + after} tokens: context {before}, continuation {after}{cut}"
+        context = fed_text(encoding.tokenizer, part.context)
+        rest = fed_text(encoding.tokenizer, part.tokens)
         yield f"{part.request.label}, {kind}{window}", counts, context, rest
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from evalkit.benchmarks import generated
 from evalkit.benchmarks.base import lazy
-from evalkit.benchmarks.generated import DocumentPlan, GeneratedAnswer, GenerationRequest, TaskDocuments
+from evalkit.benchmarks.generated import DocumentPlan, TaskDocuments, answer_columns
 from evalkit.benchmarks.longbench import results
 from evalkit.benchmarks.longbench.data import LongBenchDocument, load_rows
 from evalkit.benchmarks.longbench.official import generation_requests, score_prediction
@@ -33,6 +33,8 @@ from evalkit.inputs.values import with_matches
 from evalkit.models.context.extension import configured_window
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import ModelSpec, config_of, context_settings
+from evalkit.requests.requests import Generate
+from evalkit.requests.rows import GeneratedRow
 from evalkit.runs.folder import LONGBENCH, Run
 from evalkit.runs.score_table import PERCENT
 from evalkit.suites.suites import Label
@@ -110,12 +112,12 @@ class LongBench(generated.GeneratedBenchmark):
 
     def generation_requests(
         self, plan: DocumentPlan, task: str, ends: frozenset[int], tokenizer: Any
-    ) -> list[GenerationRequest]:
+    ) -> list[Generate]:
         most, context = plan.manifest["specification"]["max_prompt_tokens"], plan.manifest["context"]
         return generation_requests(find_task(task), plan.tasks[task], tokenizer, ends, most, context, plan.request.chat)
 
-    def table_row(self, task: str, document: LongBenchDocument, answer: GeneratedAnswer) -> dict[str, Any]:
-        stored = {"prediction" if name == "text" else name: value for name, value in answer.columns().items()}
+    def table_row(self, task: str, document: LongBenchDocument, answer: GeneratedRow) -> dict[str, Any]:
+        stored = {"prediction" if name == "text" else name: value for name, value in answer_columns(answer).items()}
         return {
             "task": task,
             "index": document.index,

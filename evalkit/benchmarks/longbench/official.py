@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from evalkit.benchmarks.generated import GenerationRequest
 from evalkit.benchmarks.longbench.protocol import Task
 from evalkit.errors import DataError, TemplateError
 from evalkit.generation.prompts import Prompt, Stops, as_message
 from evalkit.inputs.reading import read_task_file
+from evalkit.requests.requests import Generate
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.longbench.data import LongBenchDocument
@@ -80,7 +80,7 @@ def generation_requests(
     max_prompt_tokens: int,
     context: int,
     chat: bool = False,
-) -> list[GenerationRequest]:
+) -> list[Generate]:
     """Return the requests of a task's rows, in order; prompt and answer fit into `context` tokens."""
     stops, most = stops_of(task, frozenset(ends), tokenizer), context - task.max_new_tokens
     requests = []
@@ -88,7 +88,7 @@ def generation_requests(
         text, label = prompt_text(task, row), f"{task.name} row {row.id}"
         tokens, before = fit_prompt(tokenizer, text, max_prompt_tokens, most, chat=chat and task.chat, label=label)
         prompt = Prompt(row.index, np.asarray(tokens, np.int64), task.max_new_tokens, stops)
-        requests.append(GenerationRequest(row.id, prompt, hashlib.sha256(text.encode()).hexdigest(), before))
+        requests.append(Generate(row.id, prompt, hashlib.sha256(text.encode()).hexdigest(), before))
     return requests
 
 

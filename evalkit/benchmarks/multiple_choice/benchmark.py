@@ -19,15 +19,15 @@ from evalkit.display import Say
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import SCORES, Run, StoredAverage, StoredTask, StoredValue
-from evalkit.runs.score_table import ScoreRow, outcome_of
+from evalkit.runs.score_table import outcome_of
 from evalkit.suites.suites import Label, dataset_of, label_of, load_suite, shipped_suites
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
-    from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
     from evalkit.benchmarks.request import SuiteRequest
+    from evalkit.benchmarks.suite_plan import ChoicePlan
     from evalkit.data import HubSplit
-    from evalkit.runs.journal import FinishedRows, Key
+    from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
 
 
@@ -56,26 +56,18 @@ class MultipleChoice(Benchmark):
     """Benchmark of suites of multiple-choice tasks."""
 
     kind = "multiple_choice"
-    row = ScoreRow
-    key = ("subtask", "doc_id", "texts")
     results_form: ClassVar[type[Stored]] = _ChoiceResults
 
     request = lazy("evalkit.benchmarks.request:SuiteRequest")
-    facts = lazy("evalkit.benchmarks.multiple_choice.scoring:ScoringFacts")
-    setup = lazy("evalkit.benchmarks.multiple_choice.scoring:setup_of")
-    computer = lazy("evalkit.benchmarks.multiple_choice.scoring:Scoring")
-    batches = lazy("evalkit.benchmarks.multiple_choice.scoring:batches_of")
     metrics = lazy("evalkit.benchmarks.multiple_choice.outcomes:stored_metrics")
     comparable = lazy("evalkit.benchmarks.multiple_choice.outcomes:ComparableChoices")
     views = lazy("evalkit.benchmarks.multiple_choice.views:choice_views")
     report = lazy("evalkit.benchmarks.multiple_choice.results_report:choices_report")
-    prompts = lazy("evalkit.benchmarks.multiple_choice.views:shown_prompts")
-    token_counts = lazy("evalkit.benchmarks.multiple_choice.scoring:estimated")
 
     def plan(self, request: SuiteRequest, say: Say) -> ChoicePlan | TaskPlan:
         """Make the plan of a suite (with `vary`, of `prompt_variants`), or of lm-eval's tasks; see `resolve_suite`."""
         from evalkit.benchmarks.lm_eval.plan import plan_tasks
-        from evalkit.benchmarks.multiple_choice.plan import plan_suite, resolve_suite
+        from evalkit.benchmarks.suite_plan import plan_suite, resolve_suite
         from evalkit.suites.lm_eval_tasks import matching_tasks
 
         if request.vary and request.log_samples:
@@ -83,12 +75,6 @@ class MultipleChoice(Benchmark):
         request = replace(request, tasks=matching_tasks(request.tasks, request.suite, request.include_path, say))
         suite = resolve_suite(request, say)
         return plan_tasks(request, say) if suite is None else plan_suite(request, suite, say)
-
-    def shared_rows(self, plan: ChoicePlan) -> list[tuple[int, set[Key]]]:
-        return [(part.step, set(map(part.key_of, part.questions))) for part in plan.steps]
-
-    def is_missing(self, plan: ChoicePlan, finished: FinishedRows) -> bool:
-        return any(part.is_missing(finished) for part in plan.parts)
 
     def finish(self, plan: ChoicePlan, finished: FinishedRows, writer: RunWriter) -> None:
         import pandas as pd

@@ -18,7 +18,7 @@ import numpy as np
 
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric, average_metric, run_content
 from evalkit.benchmarks.perplexity import BITS, BITS_UNIT
-from evalkit.benchmarks.perplexity.windows import WIDTH
+from evalkit.benchmarks.perplexity.windows import WIDTH, position_rows
 from evalkit.errors import RunError
 from evalkit.escape import counted
 from evalkit.models.context.extension import Extension
@@ -71,7 +71,7 @@ def finish(plan: DocumentPlan, finished: FinishedRows, writer: RunWriter) -> Non
 
     documents, positions = [], []
     for task, members in plan.tasks.items():
-        rows = finished.table(task).to_pandas()
+        rows = position_rows(finished.table(task))
         sums = rows.groupby("document").agg(
             tokens=("tokens", "sum"), scored=("bytes", "sum"), windows=("window", "nunique"), nats=("nats", "sum")
         )

@@ -1,7 +1,7 @@
-"""Documents of a perplexity run, their windows, and batches of windows.
+"""Documents of a perplexity run, and their windows.
 
-In: files and folders of `--text`, a tokenizer, a context window. Out: tasks of texts; sequences in which each token is
-scored once, batches of them, and the rows of their log-probabilities. Without a stride these are the windows of
+In: files and folders of `--text`, a tokenizer, a context window. Out: tasks of texts; requests in which each token is
+scored once; and from their rows the log-probabilities by position. Without a stride these are the windows of
 lm-eval's rolling log-likelihood: before the first comes the prefix; each later window repeats one token; and the last
 window is as long as the others, with more context. The prefix is what the tokenizer adds before a text by itself, else
 BOS, else EOS. It is never scored, whereas lm-eval scores a BOS that the tokenizer adds, after its own.
@@ -11,34 +11,40 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.benchmarks.generated import TaskDocuments
 from evalkit.data.sources import read
-from evalkit.errors import DataError, ScoringError, UsageError
+from evalkit.errors import CheckpointError, DataError, ScoringError, UsageError
 from evalkit.escape import printable
 from evalkit.inputs.reading import MOST_TEXT_BYTES, decoded, read_as
 from evalkit.inputs.values import by_number, check_text
-from evalkit.scoring.tree import Ints
+from evalkit.models.loading.tokenizer import added_tokens
+from evalkit.requests.planner import LONG
+from evalkit.requests.requests import Encoder, Score, ScoreDocument, TaskRequests
+from evalkit.requests.rows import RequestKey
 
 if TYPE_CHECKING:
-    from evalkit.scoring.pack import TreeBatch
+    import pandas as pd
+    import pyarrow as pa
 
 Counts = NDArray[np.int64]
-LONG = 2048
-"""Tokens from which a window is scored alone, by the model's own attention: a batch of several is not faster."""
+FIRST_BIN = 1
+"""Code of the segment of the first bin of positions; 0 is that of tokens that are not scored."""
+_BYTES_PER_TOKEN = 5
+"""Assumed bytes of a token; English text has 4 to 5."""
+_CHECKED_CHARACTERS = 1000
+"""Characters of the first document on which the model is run at the start."""
 WIDTH = 64
 """Positions of a bin. Windows of usual models and their halves are multiples of it."""
-KEY = ("document", "window", "is_last")
-"""Columns that identify a window. With `is_last`, the windows in the journal show whether a document is finished."""
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = sorted({*range(256)} - {*_PRINTABLE})
 _SPELLING = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + n) for n, byte in enumerate(_OTHERS)}
@@ -160,36 +166,57 @@ def _shared(pieces: Sequence[str], total: int, gap: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class PerplexityFacts:
-    """Properties of a model that planning needs."""
+class TextRequests(TaskRequests):
+    """Texts of a task, whose windows are scored."""
 
-    window: int
-    """Context window in tokens, at most the requested one: the most that the model reads at once. The last token of a
-    sequence is only predicted, so a sequence has one more."""
-    token_budget: int
-    prefix: tuple[int, ...]
-    """Tokens before a document."""
+    task: str
+    documents: Sequence[TextDocument]
+    tokens: int | None
+    """Requested tokens of a window; None: the model's."""
+    stride: int | None
+    """Tokens that each window after the first scores; None: the whole window."""
+    is_long: bool = False
+    """Whether every document is likely to fill a window that is a batch by itself."""
+    sizes: Mapping[str, int] | None = None
+    in_order = True
+
+    @property
+    def journal(self) -> str:
+        return self.task
+
+    def costs(self) -> Iterator[tuple[RequestKey, float]]:
+        for document in self.documents:
+            yield RequestKey(self.task, str(document.number), 0, ""), len(document.content)
+
+    def without(self, keys: Collection[Any]) -> TextRequests:
+        return self
+
+    def candidates(self) -> TextRequests:
+        first = replace(self.documents[0], text=self.documents[0].text[:_CHECKED_CHARACTERS])
+        # Where a document is short, its window is scored alone too
+        sizes = [len(document.content) for document in self.documents]
+        is_long = len(sizes) == 1 or min(sizes) >= _BYTES_PER_TOKEN * LONG
+        return replace(self, documents=[first], is_long=is_long)
+
+    def is_alone(self, window: int, longest_shared: int) -> bool:
+        return self.is_long and min(window, self.tokens or window) >= longest_shared
+
+    def scored(self, encoder: Encoder) -> Iterator[ScoreDocument]:
+        window = min(encoder.facts.window, self.tokens or encoder.facts.window)
+        if self.stride is not None and self.stride > window:
+            raise UsageError(f"--stride {self.stride}: more than the context window of {window:,} tokens; give fewer")
+        before, _ = added_tokens(encoder.tokenizer)
+        prefix = before or encoder.first
+        if not prefix:
+            raise CheckpointError("the tokenizer has no BOS or EOS token; give another --tokenizer")
+        for document in self.documents:
+            yield from _windows_of(document, encoder.tokenizer, prefix, window, self.stride or window)
 
 
-@dataclass(frozen=True)
-class TextWindow:
-    """A sequence of tokens, the last of which are scored."""
-
-    document: int
-    number: int
-    is_last: bool
-    context: int
-    """Tokens at the beginning that are not scored; at least one."""
-    tokens: Ints
-    """[length] token ids, at most the context window and one more."""
-    bytes: Ints
-    """[length - context] bytes of the text that each scored token covers."""
-
-
-def windows_of(
-    document: TextDocument, tokenizer: Any, facts: PerplexityFacts, stride: int | None = None
-) -> list[TextWindow]:
-    """Return the windows of a document; each after the first scores `stride` tokens, by default the whole window."""
+def _windows_of(
+    document: TextDocument, tokenizer: Any, prefix: Sequence[int], window: int, stride: int
+) -> Iterator[ScoreDocument]:
+    """Yield the windows of a document, whose segments are bins of positions."""
     encoding = tokenizer(
         document.text,
         add_special_tokens=False,
@@ -202,14 +229,25 @@ def windows_of(
         raise ScoringError(f"{document.place}: the tokenizer makes no token of this document; remove it")
     characters = np.asarray(encoding["offset_mapping"], np.int64).reshape(-1, 2)
     sizes = token_bytes(document.text, characters, tokenizer.convert_ids_to_tokens(ids)).astype(np.int32)
-    before = len(facts.prefix)
-    tokens = np.array([*facts.prefix, *ids], np.int32)
-    windows: list[TextWindow] = []
-    for start, context, stop in spans(len(ids), before, facts.window, stride or facts.window):
-        of_tokens = sizes[start + context - before : stop - before]
-        last = stop == len(tokens)
-        windows.append(TextWindow(document.number, len(windows), last, context, tokens[start:stop], of_tokens))
-    return windows
+    tokens = np.array([*prefix, *ids], np.int32)
+    of_tokens = np.concatenate((np.zeros(len(prefix), np.int32), sizes))
+    places = list(spans(len(ids), len(prefix), window, stride))
+    for number, (start, context, stop) in enumerate(places):
+        positions = np.arange(stop - start)
+        is_scored = positions >= context
+        score = Score(
+            choice=0,
+            texts="",
+            tokens=tokens[start:stop],
+            segments=np.where(is_scored, FIRST_BIN + (positions - 1) // WIDTH, 0).astype(np.int32),
+            is_scored=is_scored,
+            part=number,
+            parts=len(places),
+            bytes=of_tokens[start:stop] * is_scored,
+        )
+        label = f"{document.task} document {document.number}, window {number}"
+        work = float(score.bytes.sum())  # type: ignore[union-attr]
+        yield ScoreDocument(str(document.number), label, document.task, [score], work)
 
 
 def spans(tokens: int, prefix: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
@@ -229,78 +267,26 @@ def spans(tokens: int, prefix: int, window: int, stride: int) -> Iterator[tuple[
         done = stop
 
 
-class WindowsContent(NamedTuple):
-    windows: tuple[TextWindow, ...]
-    batch: TreeBatch
+def position_rows(rows: pa.Table) -> pd.DataFrame:
+    """Return columns document, window, position, tokens, bytes and nats of a task's rows: a row for each bin.
 
-    @property
-    def is_alone(self) -> bool:
-        return len(self.windows) == 1
-
-    def warm(self) -> None:
-        if not self.is_alone:
-            _ = self.batch.tree
-
-
-def packed(windows: Iterable[TextWindow], budget: int) -> Iterator[tuple[TextWindow, ...]]:
-    """Group windows, in order, up to a token budget; those of at least `longest_shared` tokens stay alone."""
-    members: list[TextWindow] = []
-    tokens = 0
-    for window in windows:
-        size = len(window.tokens) - 1
-        if size >= longest_shared(budget):
-            size = budget  # a batch by itself
-        if members and tokens + size > budget:
-            yield tuple(members)
-            members, tokens = [], 0
-        members.append(window)
-        tokens += size
-    if members:
-        yield tuple(members)
-
-
-def longest_shared(budget: int) -> int:
-    """Return the tokens from which a window is a batch by itself."""
-    return min(LONG, budget // 2)
-
-
-def content_of(task: str, windows: tuple[TextWindow, ...]) -> WindowsContent:
-    from evalkit.scoring.pack import Sequences, SequenceSet, TreeBatch
-
-    items = []
-    for window in windows:
-        label = f"{task} document {window.document}, window {window.number}"
-        is_scored = np.arange(len(window.tokens)) >= window.context
-        items.append(SequenceSet(label, task, (window.tokens,), (is_scored,)))
-    batch = TreeBatch(np.empty(0, np.int32), tuple(range(len(items))), Sequences.of(items))
-    return WindowsContent(windows, batch)
-
-
-class PositionRow(NamedTuple):
-    """Sums over the scored tokens of a window in one bin of positions.
-
-    A token's position is the number of tokens before it in its window, with the prefix.
+    A token's position is the number of tokens before it in its window, with the prefix; a bin's is its first one. Of
+    its tokens the nats are the sum of -ln p.
     """
+    import pandas as pd
 
-    document: int
-    window: int
-    is_last: bool
-    position: int
-    """First position of the bin: 1, 65, 129, …"""
-    tokens: int
-    bytes: int
-    nats: float
-    """Sum of -ln p, in float64."""
-
-
-def rows_of(window: TextWindow, logprobs: NDArray[np.float32]) -> list[PositionRow]:
-    """Return the rows of a window from the log-probabilities of its tokens, [length]; of the context none is read."""
-    bins = (np.arange(window.context, len(window.tokens)) - 1) // WIDTH
-    first = int(bins[0])
-    tokens, sizes = np.bincount(bins - first), np.bincount(bins - first, window.bytes)
-    nats = np.bincount(bins - first, -logprobs[window.context :].astype(np.float64))
-    key = window.document, window.number, window.is_last
-    return [
-        PositionRow(*key, (first + number) * WIDTH + 1, *sums)
-        for number, sums in enumerate(zip(tokens.tolist(), map(int, sizes), nats.tolist(), strict=True))
-    ]
+    table = pd.DataFrame(
+        {
+            "document": [int(document) for document in rows["document"].to_pylist()],
+            "window": rows["part"].to_numpy(),
+            "position": rows["segments"].to_pylist(),
+            "tokens": rows["tokens"].to_pylist(),
+            "bytes": rows["bytes"].to_pylist(),
+            "nats": rows["likelihoods"].to_pylist(),
+        }
+    )
+    table = table.explode(["position", "tokens", "bytes", "nats"], ignore_index=True)
+    table = table[table["position"] >= FIRST_BIN].copy()
+    table["position"] = (table["position"].astype("int64") - FIRST_BIN) * WIDTH + 1
+    table["nats"] = -table["nats"].astype("float64")
+    return table.astype({"tokens": "int64", "bytes": "int64"}).reset_index(drop=True)

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.benchmarks.document_views import TaskView, Texts
-    from evalkit.benchmarks.multiple_choice.plan import TaskPart
     from evalkit.benchmarks.outcomes import Metric
     from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
+    from evalkit.suites.choice_requests import ChoiceRequests
 
 
 class PromptVariants(MultipleChoice):
@@ -97,7 +97,7 @@ def _with_problem(view: ChoiceView, problem: str) -> tuple[Texts, str]:
     return view.texts, "; ".join(filter(None, (view.problem, problem)))
 
 
-def _by_order(table: pd.DataFrame, part: TaskPart) -> Iterator[tuple[str, pd.DataFrame]]:
+def _by_order(table: pd.DataFrame, part: ChoiceRequests) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield the scores under each order of the options, under the prompt's name in the original one."""
     import numpy as np
 

@@ -24,10 +24,9 @@ from evalkit.benchmarks import generated
 from evalkit.benchmarks.base import lazy
 from evalkit.benchmarks.generated import (
     DocumentPlan,
-    GeneratedAnswer,
     GeneratedBenchmark,
-    GenerationRequest,
     TaskDocuments,
+    answer_columns,
 )
 from evalkit.benchmarks.outcomes import Measure, Metric
 from evalkit.benchmarks.request import Request
@@ -43,6 +42,8 @@ from evalkit.inputs.values import with_matches
 from evalkit.models.loading.fingerprint import fingerprint
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import tokenizer_alone
+from evalkit.requests.requests import Generate
+from evalkit.requests.rows import GeneratedRow
 from evalkit.runs.folder import Run
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class Ruler(GeneratedBenchmark):
 
     def generation_requests(
         self, plan: DocumentPlan, task: str, ends: frozenset[int], tokenizer: Any
-    ) -> list[GenerationRequest]:
+    ) -> list[Generate]:
         from evalkit.generation.prompts import Prompt, Stops, as_message
 
         context, requests = plan.manifest["context"], []
@@ -159,7 +160,7 @@ class Ruler(GeneratedBenchmark):
                 prompt = prompt.with_answers(sequences, context)
             except ScoringError as error:
                 raise ScoringError(f"{task} sample {number}: {error}") from error
-            requests.append(GenerationRequest(str(number), prompt, hashlib.sha256(text.encode()).hexdigest()))
+            requests.append(Generate(str(number), prompt, hashlib.sha256(text.encode()).hexdigest()))
         return requests
 
     def pattern(self, task: str, references: Sequence[str]) -> str:
@@ -174,8 +175,8 @@ class Ruler(GeneratedBenchmark):
     def score(self, task: str, answer: str, references: Sequence[str]) -> float:
         return match_score(answer, references, results.is_question(task))
 
-    def table_row(self, task: str, document: RulerDocument, answer: GeneratedAnswer) -> dict[str, Any]:
-        stored = {"answer" if name == "text" else name: value for name, value in answer.columns().items()}
+    def table_row(self, task: str, document: RulerDocument, answer: GeneratedRow) -> dict[str, Any]:
+        stored = {"answer" if name == "text" else name: value for name, value in answer_columns(answer).items()}
         nats = json.loads(answer.logprobs)
         bits = [-n / math.log(2) / len(text.encode()) for text, n in zip(document.choices, nats, strict=True)]
         return {
@@ -183,7 +184,7 @@ class Ruler(GeneratedBenchmark):
             "length": results.length_of(task),
             "depth": document.depth,
             # Questions about one document are not independent
-            "source": document.source or answer.id,
+            "source": document.source or answer.document,
             **stored,
             "references": json.dumps(document.references, ensure_ascii=False),
             SCORE: self.score(task, answer.text, document.references),

@@ -14,19 +14,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.prompt_variants import PROMPT_VARIANTS
-from evalkit.benchmarks.request import SuiteRequest, numerics, provenance, remembered, shared_library
+from evalkit.benchmarks.base import Plan
+from evalkit.benchmarks.request import SuiteRequest, numerics, provenance, shared_library
+from evalkit.cache import remembered
 from evalkit.data import Library
 from evalkit.data.requests import request_tasks
 from evalkit.data.sampling import DocumentSelection, number_of, repeated_prompts
 from evalkit.display import Say, doing
-from evalkit.errors import DataError, RunError, UsageError
+from evalkit.errors import DataError, UsageError
 from evalkit.models.loading.locate import Checkpoint
+from evalkit.requests.requests import RunRequests
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import specification_id
 from evalkit.runs.rules import Rule, find_rule, of_task
-from evalkit.runs.score_table import CLUSTER, OF_ONE, outcome_of
-from evalkit.suites.prompt_sets import Order, PromptSet, in_orders, load_prompts, orders_of
+from evalkit.runs.score_table import OF_ONE, outcome_of
+from evalkit.suites.choice_requests import ChoiceRequests
+from evalkit.suites.prompt_sets import PromptSet, in_orders, load_prompts, orders_of
 from evalkit.suites.questions import by_subtask, selected_documents
 from evalkit.suites.suites import (
     DEFAULT_SUITE,
@@ -40,9 +43,6 @@ from evalkit.suites.suites import (
 from evalkit.suites.templates import Template, load_template
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from evalkit.runs.journal import FinishedRows, Key
     from evalkit.suites.lm_eval_tasks import RandomState, TaskSet
     from evalkit.suites.questions import Question
     from evalkit.suites.request_files import Requests
@@ -140,7 +140,7 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
         specification["prompts"] = prompts.specification
     manifest = {
         "id": specification_id(specification),
-        "kind": PROMPT_VARIANTS if request.vary else "multiple_choice",
+        "kind": "prompt_variants" if request.vary else "multiple_choice",
         "specification": specification,
         "rule": rule,
         "groups": groups,
@@ -239,55 +239,7 @@ def _documents(
 
 
 @dataclass(frozen=True)
-class TaskPart:
-    task: str
-    template: Template
-    questions: Sequence[Question]
-    prompt: str
-    """Name of the prompt; empty in a run with one."""
-    orders: Sequence[Order]
-    """Orders of the options, the original one first, whose choices follow each other in every question."""
-    step: int = 0
-    """Index among the steps of a sample that continues others."""
-    first: int = 0
-    """Number of the first batch: of a later step, the documents of the earlier ones, which have at most as many."""
-
-    @property
-    def journal(self) -> str:
-        return f"{self.task} {self.prompt}" if self.prompt else self.task
-
-    def key_of(self, question: Question) -> Key:
-        return self.journal, question.subtask, question.doc_id, question.texts_digest
-
-    def without(self, keys: Collection[Key]) -> TaskPart:
-        if not keys:
-            return self
-        return replace(self, questions=[question for question in self.questions if self.key_of(question) not in keys])
-
-    def is_missing(self, finished: FinishedRows) -> bool:
-        return any(self.key_of(question) not in finished for question in self.questions)
-
-    def scores(self, finished: FinishedRows) -> pd.DataFrame:
-        """Return the score table of the part: the journal's rows in the order of the documents."""
-        rows = finished.table(self.journal)
-        order = {self.key_of(question): number for number, question in enumerate(self.questions)}
-        names = ("subtask", "doc_id", "texts")
-        keys = zip([self.journal] * len(rows), *(rows[name].to_pylist() for name in names), strict=True)
-        # The sort keeps the order of a document's rows
-        chosen = sorted((order[key], row) for row, key in enumerate(keys) if key in order)
-        table = rows.take([row for _, row in chosen]).drop_columns("texts")
-        choices = list(zip((number for number, _ in chosen), table["choice"].to_pylist(), strict=True))
-        if choices != [
-            (n, choice) for n, question in enumerate(self.questions) for choice in range(len(question.contexts))
-        ]:
-            # Happens only if lines of the journal were removed while it was read
-            raise RunError(f"the journal lacks choices of documents of {self.task}; delete its folder, run again")
-        scores: pd.DataFrame = table.to_pandas()
-        return scores.assign(**{CLUSTER: [self.questions[number].cluster for number, _ in chosen]})
-
-
-@dataclass(frozen=True)
-class ChoicePlan:
+class ChoicePlan(Plan):
     """A validated request with its suite, documents and manifest, made without torch."""
 
     request: SuiteRequest
@@ -296,7 +248,7 @@ class ChoicePlan:
     checkpoint: Checkpoint
     library: Library
     others: Mapping[str, TaskSet]
-    requests: Mapping[str, Requests]
+    request_files: Mapping[str, Requests]
     manifest: dict[str, Any]
     randomness: RandomState | None
     """State in which the questions of `others` are built; None without them."""
@@ -331,7 +283,9 @@ class ChoicePlan:
             with doing("building questions"):
                 selection = self.request.selection
                 if self.randomness is None:
-                    return pinned_questions(self.suite, self.library, selection, self.requests, self.request.control)
+                    return pinned_questions(
+                        self.suite, self.library, selection, self.request_files, self.request.control
+                    )
                 self.randomness.restore()
                 return self.selected(selection)
 
@@ -350,19 +304,49 @@ class ChoicePlan:
         """Return the questions of a selection of documents; arguments as of `question_loading.load_questions`."""
         from evalkit.suites.question_loading import load_questions
 
-        about = self.others, estimate, self.requests, self.request.control
+        about = self.others, estimate, self.request_files, self.request.control
         return load_questions(self.suite, self.library, selection, *about)
 
     @cached_property
-    def parts(self) -> list[TaskPart]:
+    def requests(self) -> RunRequests:
+        message = self.prompts.message(
+            {part.task: len(part.orders) for part in self.parts if part.template is self.template}
+        )
+        tokenizer = self.manifest["specification"]["checkpoint"]["tokenizer"]
+        return RunRequests(self.steps, message, tokenizer, self.request.token_budget)
+
+    def sampled(self, sample: int) -> RunRequests:
+        selection = self.request.selection
+        parts = self.parts_of(self.selected(selection, sample))
+        return RunRequests([replace(part, sizes=self._sizes(part, selection)) for part in parts])
+
+    def _sizes(self, part: ChoiceRequests, selection: DocumentSelection) -> dict[str, int]:
+        """Return subtask → number of its documents in a selection."""
+        every = {name: members[0].leaf.documents for name, members in by_subtask(part.questions).items()}
+        return {name: len(chosen) for name, chosen in selected_documents(part.task, every, selection).items()}
+
+    def shown_prompts(self, count: int, say: Say) -> Iterator[str]:
+        from evalkit.benchmarks.shown_prompts import shown_prompts
+
+        return shown_prompts(self, count, say)
+
+    @cached_property
+    def parts(self) -> list[ChoiceRequests]:
         return self.parts_of(self.questions)
 
     @cached_property
-    def steps(self) -> list[TaskPart]:
+    def steps(self) -> list[ChoiceRequests]:
         """The parts by the first sample that reads their documents; the batches of each are planned by themselves."""
-        return [step for part in self.parts for step in self._steps_of(part)]
+        steps = [step for part in self.parts for step in self._steps_of(part)]
+        return [replace(step, contents=self._contents(step)) for step in steps]
 
-    def _steps_of(self, part: TaskPart) -> Iterator[TaskPart]:
+    def _contents(self, part: ChoiceRequests) -> tuple[Any, ...]:
+        """Return what determines the requests of a part: several orders of the choices are more contexts."""
+        documents = tuple(question.texts_digest for question in part.questions)
+        count = len(part.questions[0].contexts)
+        return self.documents_key, part.journal, documents, count, part.template.content_hash
+
+    def _steps_of(self, part: ChoiceRequests) -> Iterator[ChoiceRequests]:
         samples: Sequence[DocumentSelection] = self.request.selection.steps
         if len(samples) == 1:
             yield part
@@ -387,12 +371,12 @@ class ChoicePlan:
 
     def _numbers(self, task: str) -> dict[str, int]:
         """Return label → number within the subtask of the documents of a request file, whose ids are its own."""
-        if task not in self.requests:
+        if task not in self.request_files:
             return {}
-        subjects = by_subtask(self.requests[task].questions()).values()
+        subjects = by_subtask(self.request_files[task].questions()).values()
         return {question.label: number for members in subjects for number, question in enumerate(members)}
 
-    def parts_of(self, questions: Mapping[str, Sequence[Question]]) -> list[TaskPart]:
+    def parts_of(self, questions: Mapping[str, Sequence[Question]]) -> list[ChoiceRequests]:
         """Return the parts of tasks: each under each template; under the run's own with the choices of all orders."""
         parts = []
         for task, members in questions.items():
@@ -400,7 +384,8 @@ class ChoicePlan:
             for prompt, template in self.prompts.templates.items():
                 of_prompt = orders if template is self.template else orders[:1]
                 ordered = [in_orders(question, of_prompt) for question in members]
-                parts.append(TaskPart(task, template, ordered, prompt, of_prompt))
+                part = ChoiceRequests(task, template, ordered, prompt, of_prompt, self.unconditional(task))
+                parts.append(part)
         only_orders = self.prompts.choice_orders > 1 and len(self.prompts.templates) == 1
         if only_orders and all(len(part.orders) == 1 for part in parts):
             raise UsageError(
