@@ -66,11 +66,11 @@ def resumed(kind: str, after: int, files: Path, output: Path, device: str = "cpu
     """A run that was interrupted after some batches, and has gone on with the others."""
     append, written = Journal.append, []
 
-    def stops(own: Journal, entry: Any, rows: Any, packed: Any = None) -> Any:
+    def stops(own: Journal, entry: Any, *rows: Any) -> Any:
         if len(written) == after:
             raise KeyboardInterrupt
         written.append(entry)
-        return append(own, entry, rows)
+        return append(own, entry, *rows)
 
     with pytest.MonkeyPatch.context() as during, pytest.raises(KeyboardInterrupt):
         during.setattr(Journal, "append", stops)
@@ -184,15 +184,15 @@ def test_what_loading_the_model_reported_is_in_its_report(kind: str, runs: Made,
 @every_kind
 def test_a_batch_can_be_computed_elsewhere(kind: str, runs: Made, files: Path, tmp_path: Path) -> None:
     """In any order, each from its pickle alone; planned without weights, from unpickled facts."""
-    served_by, planned_run = benchmark(kind), plan(kind, files, Path("none"))
+    served_by, planned_run = benchmark(kind).computation, plan(kind, files, Path("none"))
     loaded = ModelHolder().model_of(planned_run, silent)
-    setup, budget = pickle.loads(pickle.dumps(served_by.setup(planned_run))), KINDS[kind].budget
-    computer = served_by.computer(setup, loaded, Budget(budget, budget), silent)
+    candidates, budget = pickle.loads(pickle.dumps(served_by.candidates(planned_run))), KINDS[kind].budget
+    computer = served_by.computer(candidates, loaded, Budget(budget, budget), silent)
     facts = pickle.loads(pickle.dumps(computer.facts))
     assert asdict(facts) == asdict(computer.facts)
 
     def rows_in(folder: Path) -> FinishedRows:
-        journal = Journal(folder / JOURNAL, planned_run.manifest["id"], served_by.row, pytest.fail)
+        journal = Journal(folder / JOURNAL, planned_run.manifest["id"], served_by.rows, pytest.fail)
         return FinishedRows(journal, served_by.key)
 
     finished, stored = rows_in(tmp_path), rows_in(runs(kind).folder)
@@ -200,7 +200,7 @@ def test_a_batch_can_be_computed_elsewhere(kind: str, runs: Made, files: Path, t
     pickled = [pickle.dumps(batch) for batch in batches]
     assert len(pickled) > 2
     for batch in map(pickle.loads, pickled[::-1]):
-        finished.append(Entry(*batch.key, 0.0, computer.place(batch)), computer.compute(batch))
+        finished.append(Entry(*batch.key, 0.0, computer.place(batch)), computer.compute(batch), batch.row)
     assert not served_by.is_missing(planned_run, finished)
     tasks = {entry.task for entry in finished.entries}
     assert tasks == {entry.task for entry in stored.entries}

@@ -13,10 +13,9 @@ import pandas as pd
 from evalkit.benchmarks.document_views import TaskView
 from evalkit.benchmarks.generated import (
     DocumentPlan,
-    GeneratedAnswer,
     GeneratedBenchmark,
-    GenerationRequest,
     TaskDocuments,
+    answer_columns,
     context_of,
     generated_plan,
 )
@@ -25,6 +24,8 @@ from evalkit.benchmarks.request import Request
 from evalkit.display import Say
 from evalkit.generation.prompts import Prompt, Stops
 from evalkit.inputs.validated import Stored
+from evalkit.requests.requests import Generate
+from evalkit.requests.rows import GeneratedRow
 from evalkit.runs.folder import Run, StoredTask
 from evalkit.stats.estimates import error_of_mean
 from evalkit.suites.suites import Label
@@ -80,22 +81,22 @@ class Copying(GeneratedBenchmark):
 
     def generation_requests(
         self, plan: DocumentPlan, task: str, ends: frozenset[int], tokenizer: Any
-    ) -> list[GenerationRequest]:
+    ) -> list[Generate]:
         found = []
         for number, text in enumerate(plan.tasks[COPYING]):
             tokens = np.array(tokenizer(text).input_ids, np.int64)
             sha = hashlib.sha256(text.encode()).hexdigest()
             prompt = Prompt(number, tokens, NEW_TOKENS, Stops(ends))
-            found.append(GenerationRequest(str(number), prompt, sha))
+            found.append(Generate(str(number), prompt, sha))
         return found
 
-    def table_row(self, task: str, document: str, answer: GeneratedAnswer) -> dict[str, Any]:
+    def table_row(self, task: str, document: str, answer: GeneratedRow) -> dict[str, Any]:
         """The score is the share of new letters that are in the list."""
         text = answer.text
         leads = {f"{LEAD} {layer}": lead(text, layer) - lead(document, layer) for layer in LAYERS}
         score = sum(letter in document for letter in text) / max(1, len(text))
         about = {"task": COPYING, "reference": document, "score": score, SURPLUS: len(text) - len(document) / 2}
-        return answer._asdict() | about | leads
+        return answer_columns(answer) | about | leads
 
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
         about = numbers(table["score"])

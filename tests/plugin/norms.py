@@ -19,7 +19,7 @@ from evalkit.benchmarks.request import Request
 from evalkit.display import Say
 from evalkit.inputs.validated import Stored
 from evalkit.models.loading.load import LoadedModel
-from evalkit.requests.batches import Batch, Budget, Planned
+from evalkit.requests.batches import Batch, Budget, Computation, Planned
 from evalkit.runs.columns import schema_of
 from evalkit.runs.folder import Run, StoredTask
 from evalkit.runs.journal import FinishedRows
@@ -84,10 +84,31 @@ class NormsResults(Stored):
     tasks: list[NormsTask]
 
 
+class NormsComputation(Computation):
+    rows = (State,)
+    key = ("document",)
+    facts = NoFacts
+
+    def is_missing(self, plan: DocumentPlan, finished: FinishedRows) -> bool:
+        return any((NORMS, number) not in finished for number in range(len(plan.tasks[NORMS])))
+
+    def candidates(self, plan: DocumentPlan) -> None:
+        pass
+
+    def computer(self, candidates: None, loaded: LoadedModel, budget: Budget, say: Say) -> Reading:
+        return Reading(loaded)
+
+    def batches(self, plan: DocumentPlan, facts: NoFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
+        left = [number for number in range(len(plan.tasks[NORMS])) if (NORMS, number) not in finished]
+        found = (Batch(NORMS, number, tokenizer(plan.tasks[NORMS][number]).input_ids, State, 1.0, 1) for number in left)
+        return Planned(found, len(plan.tasks[NORMS]), len(plan.tasks[NORMS]) - len(left))
+
+
 class Norms(Benchmark):
     kind = NORMS
     request = NormsRequest
-    facts = NoFacts
+    computation = NormsComputation()
+    results_form = NormsResults
 
     def plan(self, request: NormsRequest, say: Say) -> DocumentPlan:
         checkpoint = request.model.locate(say)
@@ -96,24 +117,6 @@ class Norms(Benchmark):
         context = context_of(request.model, checkpoint, NORMS)
         tasks = {NORMS: TaskDocuments(texts, "made up", digest)}
         return generated_plan(NORMS, request, checkpoint, context, tasks, {}, say)
-
-    row = State
-    key = ("document",)
-    results_form = NormsResults
-
-    def is_missing(self, plan: DocumentPlan, finished: FinishedRows) -> bool:
-        return any((NORMS, number) not in finished for number in range(len(plan.tasks[NORMS])))
-
-    def setup(self, plan: DocumentPlan) -> None:
-        pass
-
-    def computer(self, setup: None, loaded: LoadedModel, budget: Budget, say: Say) -> Reading:
-        return Reading(loaded)
-
-    def batches(self, plan: DocumentPlan, facts: NoFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
-        left = [number for number in range(len(plan.tasks[NORMS])) if (NORMS, number) not in finished]
-        found = (Batch(NORMS, number, tokenizer(plan.tasks[NORMS][number]).input_ids, 1.0, 1) for number in left)
-        return Planned(found, len(plan.tasks[NORMS]), len(plan.tasks[NORMS]) - len(left))
 
     def finish(self, plan: DocumentPlan, finished: FinishedRows, writer: RunWriter) -> None:
         """A document's score is the share of its states that are longer than their mean."""

@@ -232,8 +232,8 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
     assert len({text for _, _, text in expected}) > 5
     append = Journal.append
 
-    def interrupt(journal: Journal, entry: Any, rows: Any, packed: Any = None) -> None:
-        append(journal, entry, rows)
+    def interrupt(journal: Journal, entry: Any, *rows: Any) -> None:
+        append(journal, entry, *rows)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as during:

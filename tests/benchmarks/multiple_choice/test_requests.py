@@ -445,8 +445,8 @@ def test_a_changed_file_is_another_run_and_a_killed_run_resumes(
     whole = run_of(checkpoint, tmp_path / "whole", **options)
     append, written = Journal.append, []
 
-    def interrupt(journal: Journal, entry: Any, rows: Any, packed: Any = None) -> Any:
-        stored = append(journal, entry, rows)
+    def interrupt(journal: Journal, entry: Any, *rows: Any) -> Any:
+        stored = append(journal, entry, *rows)
         written.append((entry.task, entry.batch))
         if len(written) == 1:
             raise KeyboardInterrupt

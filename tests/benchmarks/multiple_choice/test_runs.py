@@ -101,8 +101,8 @@ def test_a_run_killed_after_running_out_of_memory_resumes(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return score(own, tree, trunk)
 
-    def interrupt(journal: Journal, entry: Any, rows: Any, packed: Any = None) -> Any:
-        stored = append(journal, entry, rows)
+    def interrupt(journal: Journal, entry: Any, *rows: Any) -> Any:
+        stored = append(journal, entry, *rows)
         written.append((entry.task, entry.batch))
         if len(written) == 2:
             raise KeyboardInterrupt
