@@ -74,22 +74,19 @@ class RequestComputer:
         """Check the model on requests, and return the facts for planning; `is_timed`: measure generation's speed."""
         encoder = Encoder(self.loaded.tokenizer, Facts(self.loaded.window))
         facts: dict[str, Any] = {"window": self.loaded.window}
-        about: dict[str, Any] = {"loaded": self.loaded.facts()}
-        for task in candidates:
-            for name, value in task.about(self.loaded.tokenizer).items():
-                known = about["loaded"].get(name)
-                about["loaded"][name] = {**known, **value} if isinstance(known, dict) else value
+        budgets: dict[str, int] = {}
+        about: dict[str, Any] = {}
         if any(not task.generates for task in candidates):
             facts |= self._check_scoring(candidates, encoder)
-            about |= {"token_budget": self.engine.budget}
+            budgets["token_budget"] = self.engine.budget
             if self.engine.checked:
-                about |= {"sharing": self.engine.describe()}
+                about["sharing"] = self.engine.describe()
         if any(task.generates for task in candidates):
             facts |= self._check_generation(candidates, is_timed)
-            kept = facts["capacity"].tokens
-            about |= {"kept_tokens": kept} if "token_budget" in about else {"token_budget": kept}
+            # Of runs that only generate, the token budget is that of keys and values
+            budgets["kept_tokens" if budgets else "token_budget"] = facts["capacity"].tokens
         self.facts = Facts(**facts)
-        self.about = about
+        self.about = budgets | about | {"loaded": self._loaded_facts(candidates)}
         return self.facts
 
     def place(self, batch: Batch | None = None) -> BatchDevice:
@@ -110,6 +107,14 @@ class RequestComputer:
             return [row for document, (_, of_document) in pairs for row in scored_rows(document, of_document)]
         generations = self.generator.generate([asked.prompt for asked in content], self._say)
         return [self._generated_row(*pair) for pair in zip(content, generations, strict=True)]
+
+    def _loaded_facts(self, candidates: Sequence[TaskRequests]) -> dict[str, Any]:
+        loaded = self.loaded.facts()
+        for task in candidates:
+            for name, value in task.about(self.loaded.tokenizer).items():
+                known = loaded.get(name)
+                loaded[name] = {**known, **value} if isinstance(known, dict) else value
+        return loaded
 
     def _check_scoring(self, candidates: Sequence[TaskRequests], encoder: Encoder) -> dict[str, Any]:
         documents = [document for task in candidates if not task.generates for document in task.scored(encoder)]
