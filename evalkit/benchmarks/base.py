@@ -130,7 +130,7 @@ class Benchmark(ABC):
 
     def rescored(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
         """Return the report of a finished run's choices under a rule; arguments as of `report`."""
-        from evalkit.benchmarks.multiple_choice.results_report import choices_report
+        from evalkit.benchmarks.choices_report import choices_report
 
         return choices_report(run, rule, detail)
 

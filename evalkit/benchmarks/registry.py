@@ -21,7 +21,7 @@ from evalkit.runs.folder import Run
 GROUP = "evalkit.benchmarks"
 _OWN = {
     "multiple_choice": "multiple_choice.benchmark:MultipleChoice",
-    "prompt_variants": "prompt_variants.benchmark:PromptVariants",
+    "prompt_variants": "multiple_choice.variants:PromptVariants",
     "lm_eval": "lm_eval.benchmark:LMEval",
     "longbench": "longbench.benchmark:LongBench",
     "ruler": "ruler.benchmark:Ruler",

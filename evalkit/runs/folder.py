@@ -246,11 +246,16 @@ class Run:
 
     @cached_property
     def scores(self) -> pd.DataFrame:
-        """The score table, one row for each (task, document, choice); columns as in `ScoreRow`, then its cluster."""
-        from evalkit.runs.score_table import COLUMNS, OPTIONAL
+        """The score table under the run's own prompt, one row for each (task, document, choice).
+
+        Its columns are those of `ScoreRow`, then the cluster.
+        """
+        from evalkit.runs.score_table import COLUMNS, OPTIONAL, PROMPT
 
         self.require_choices()
         table = self.table(SCORES, [column for column in COLUMNS if column not in OPTIONAL])
+        if PROMPT in table:
+            table = table[table[PROMPT] == table[PROMPT].iloc[0]].reset_index(drop=True)
         return table.assign(**{name: value for name, value in OPTIONAL.items() if name not in table})[list(COLUMNS)]
 
     def results(self, rule: str | None = None) -> Results:

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite, nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from evalkit.benchmarks.lm_eval.log_format import Evaluated, write_lm_eval
 from evalkit.benchmarks.lm_eval.requests import (
     CONTEXT,
     CONTINUATION,
@@ -26,6 +25,7 @@ from evalkit.benchmarks.lm_eval.requests import (
     rows_of,
     stored_rows,
 )
+from evalkit.benchmarks.lm_eval_files import Evaluated, write_lm_eval
 from evalkit.benchmarks.outcomes import Metric
 from evalkit.compatibility.lm_eval import as_texts, gold_index, hash_of, json_value
 from evalkit.data.sampling import clusters_of

@@ -7,28 +7,30 @@ each task's own metric.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from evalkit.benchmarks.choices import ComparableChoices
 from evalkit.benchmarks.document_views import (
     AnsweredDocument,
     AnswerView,
-    ChoiceText,
     ChoiceView,
-    DocumentKey,
     TaskView,
     Texts,
-    choice_text,
 )
-from evalkit.benchmarks.lm_eval.log_format import caveats_below, texts_of_requests
 from evalkit.benchmarks.lm_eval.requests import GENERATED, group_by_task
 from evalkit.benchmarks.lm_eval.results import DOCUMENTS, DocumentScore, logged_metrics
-from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices
+from evalkit.benchmarks.lm_eval_files import (
+    NO_SAMPLES,
+    caveats_below,
+    pieces_of,
+    samples_of,
+    stored_texts,
+    texts_of_requests,
+)
 from evalkit.benchmarks.outcomes import (
     CONTENT,
     LOWER_IS_BETTER,
@@ -41,7 +43,6 @@ from evalkit.benchmarks.outcomes import (
 )
 from evalkit.display import Say
 from evalkit.escape import printable
-from evalkit.inputs.reading import parse_json
 from evalkit.models.context.extension import Extension
 from evalkit.models.loading.spec import tokenizer_alone, window_of
 from evalkit.models.loading.tokenizer import fed_text
@@ -51,7 +52,6 @@ from evalkit.reporting.table import simple_table
 from evalkit.requests.requests import Encoder, Facts
 from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.traits import documents_read, is_imported, run_notes
-from evalkit.suites.templates import Piece
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,21 +62,6 @@ if TYPE_CHECKING:
 
 
 _NO_METRIC: Mapping[str, Any] = {"metric": "", "filter": "none", "unit": None, "higher_is_better": None}
-NO_SAMPLES = "the run has no sample files, which store the texts; repeat its command with --log-samples"
-
-
-def stored_texts(run: Run, table: pd.DataFrame) -> dict[DocumentKey, ChoiceText]:
-    """Return the texts of a task's documents, in its rows of the score table, from the run's sample files, if any."""
-    texts: dict[DocumentKey, ChoiceText] = {}
-    for subtask, rows in table[table["choice"] == 0].groupby("subtask", sort=False):
-        choices = dict(zip(rows["doc_id"].tolist(), rows["choices"].tolist(), strict=True))
-        for sample in _samples(run, str(subtask)):
-            # For tasks that measure mutual information, lm-eval appends the choices without their context
-            pairs = list(islice(texts_of_requests(sample["arguments"]), choices.get(sample["doc_id"], 0)))
-            options = [continuation.strip() for _, continuation in pairs]
-            sequences = [_pieces(*pair) for pair in pairs]
-            texts.setdefault((str(subtask), sample["doc_id"]), choice_text(sequences, options))
-    return texts
 
 
 def _stored(run: Run, table: pd.DataFrame) -> tuple[Texts, str]:
@@ -99,7 +84,7 @@ def task_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]
         else:
             # With the first metric that lm-eval computed
             first = next(iter(entry["metrics"]), _NO_METRIC)
-            samples = [sample for sample in _samples(run, task) if sample["filter"] == first["filter"]]
+            samples = [sample for sample in samples_of(run, task) if sample["filter"] == first["filter"]]
             documents = [_answered(task, sample, first["metric"]) for sample in samples]
             problem = "" if documents else NO_SAMPLES
             yield AnswerView(task, first["metric"], documents, problem, first["unit"], first["higher_is_better"])
@@ -116,20 +101,8 @@ def _answered(task: str, sample: Mapping[str, Any], metric: str) -> AnsweredDocu
         references=(str(sample["target"]),),
         answer=" | ".join(answers),
         score=float(score) if isinstance(score, (int, float)) else None,
-        prompt=_pieces(context, *(rest or [""])),
+        prompt=pieces_of(context, *(rest or [""])),
     )
-
-
-def _pieces(context: str, continuation: str) -> tuple[Piece, ...]:
-    both = (Piece("context", context), Piece("continuation", continuation))
-    return tuple(piece for piece in both if piece.text)
-
-
-def _samples(run: Run, task: str) -> Iterator[dict[str, Any]]:
-    pattern = re.compile(rf"lm_eval/samples_{re.escape(task)}_\d{{4}}-[\dT.-]+\.jsonl")
-    for name in filter(pattern.fullmatch, run.files):
-        for line in run.read(name).splitlines():
-            yield parse_json(line)
 
 
 def shown_requests(plan: TaskPlan, count: int, say: Say) -> Iterator[str]:

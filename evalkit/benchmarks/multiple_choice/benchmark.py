@@ -13,17 +13,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from evalkit.benchmarks.base import Benchmark, lazy
-from evalkit.benchmarks.multiple_choice.outcomes import outcome_averages, outcome_entries, stored_results, table_metrics
+from evalkit.benchmarks.base import Benchmark, Plan, lazy
+from evalkit.benchmarks.choices import outcome_averages, outcome_entries, stored_results, table_metrics
 from evalkit.display import Say
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.inputs.validated import Stored
-from evalkit.runs.folder import SCORES, Run, StoredAverage, StoredTask, StoredValue
+from evalkit.runs.folder import LM_EVAL, SCORES, Run, StoredAverage, StoredTask, StoredValue
 from evalkit.runs.score_table import outcome_of
 from evalkit.suites.suites import Label, dataset_of, label_of, load_suite, shipped_suites
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.benchmarks.request import SuiteRequest
     from evalkit.benchmarks.suite_plan import ChoicePlan
     from evalkit.data import HubSplit
@@ -59,14 +58,14 @@ class MultipleChoice(Benchmark):
     results_form: ClassVar[type[Stored]] = _ChoiceResults
 
     request = lazy("evalkit.benchmarks.request:SuiteRequest")
-    metrics = lazy("evalkit.benchmarks.multiple_choice.outcomes:stored_metrics")
-    comparable = lazy("evalkit.benchmarks.multiple_choice.outcomes:ComparableChoices")
+    metrics = lazy("evalkit.benchmarks.choices:stored_metrics")
+    comparable = lazy("evalkit.benchmarks.choices:ComparableChoices")
     views = lazy("evalkit.benchmarks.multiple_choice.views:choice_views")
-    report = lazy("evalkit.benchmarks.multiple_choice.results_report:choices_report")
+    report = lazy("evalkit.benchmarks.choices_report:choices_report")
 
-    def plan(self, request: SuiteRequest, say: Say) -> ChoicePlan | TaskPlan:
+    def plan(self, request: SuiteRequest, say: Say) -> Plan:
         """Make the plan of a suite (with `vary`, of `prompt_variants`), or of lm-eval's tasks; see `resolve_suite`."""
-        from evalkit.benchmarks.lm_eval.plan import plan_tasks
+        from evalkit.benchmarks.registry import benchmark
         from evalkit.benchmarks.suite_plan import plan_suite, resolve_suite
         from evalkit.suites.lm_eval_tasks import matching_tasks
 
@@ -74,12 +73,14 @@ class MultipleChoice(Benchmark):
             raise UsageError("--log-samples writes lm-eval's files, which have one prompt; leave it out, or --vary")
         request = replace(request, tasks=matching_tasks(request.tasks, request.suite, request.include_path, say))
         suite = resolve_suite(request, say)
-        return plan_tasks(request, say) if suite is None else plan_suite(request, suite, say)
+        if suite is None:
+            return benchmark(LM_EVAL).plan(request, say)
+        return plan_suite(request, suite, say)
 
     def finish(self, plan: ChoicePlan, finished: FinishedRows, writer: RunWriter) -> None:
         import pandas as pd
 
-        from evalkit.benchmarks.lm_eval.log_format import write_lm_eval
+        from evalkit.benchmarks.lm_eval_files import write_lm_eval
         from evalkit.benchmarks.multiple_choice.lm_eval_form import evaluated
         from evalkit.runs.accuracies import summarise_all
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from evalkit.benchmarks.lm_eval.log_format import Evaluated
+from evalkit.benchmarks.lm_eval_files import Evaluated
 from evalkit.data.requests import is_macro
 from evalkit.runs.accuracies import Results, available_rules
 from evalkit.runs.rules import decide, find_rule

@@ -26,7 +26,7 @@ from evalkit.benchmarks.document_views import (
     choice_text,
     common_prefix,
 )
-from evalkit.benchmarks.lm_eval.views import NO_SAMPLES, stored_texts
+from evalkit.benchmarks.lm_eval_files import NO_SAMPLES, stored_texts
 from evalkit.cache import remembered
 from evalkit.data import Library
 from evalkit.data.requests import request_tasks

@@ -17,14 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import evalkit
-from evalkit.benchmarks.prompt_variants import PROMPT
-from evalkit.benchmarks.prompt_variants.results import PromptTables, expected_deviation, prompt_tables, varied_results
+from evalkit.benchmarks.multiple_choice.varied_results import (
+    PromptTables,
+    expected_deviation,
+    prompt_tables,
+    varied_results,
+)
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import DataError, RunError, TemplateError, UsageError
 from evalkit.runs.accuracies import document_outcomes
 from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.rules import decide, find_rule
-from evalkit.runs.score_table import OUTCOMES
+from evalkit.runs.score_table import OUTCOMES, PROMPT
 from evalkit.runs.traits import traits
 from evalkit.suites.prompt_sets import in_orders, load_prompts, order_name, orders_of, under_order
 from evalkit.suites.questions import Question
@@ -258,8 +262,8 @@ def test_other_prompts_are_another_run_and_another_trait(varied: Run, run_of: Ev
     with pytest.raises(UsageError, match="--log-samples"):
         run_of(tasks=("piqa",), vary="template", log_samples=True)
     copied = evalkit.load_run(shutil.copytree(varied.folder, tmp_path / varied.folder.name))
-    shutil.copy(copied.folder / SCORES, copied.folder / "prompts.parquet")
-    with pytest.raises(RunError, match=r"prompts.parquet"):
+    shutil.copy(ordinary.folder / SCORES, copied.folder / SCORES)
+    with pytest.raises(RunError, match=SCORES):
         prompt_tables(copied)
 
 

@@ -1,4 +1,4 @@
-"""Export to lm-eval's format: `results_<time>.json` and, on request, `samples_<task>_<time>.jsonl`.
+"""lm-eval's files in a run folder, written and read: `results_<time>.json` and, on request, `samples_….jsonl`.
 
 In: evaluation results, in the entries that lm-eval's `evaluate` returns. Out: files with the keys that lm-eval 0.4.13
 writes, so that tools for its output can read them, and an entry "evalkit". A task's alias, which lm-eval's tables
@@ -7,17 +7,24 @@ print, says if its documents are not the official ones.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from evalkit.benchmarks.document_views import ChoiceText, DocumentKey, choice_text
 from evalkit.compatibility.lm_eval import json_value
-from evalkit.runs.folder import json_bytes
+from evalkit.inputs.reading import parse_json
+from evalkit.runs.folder import Run, json_bytes
 from evalkit.runs.traits import caveats, unofficial
+from evalkit.suites.templates import Piece
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from evalkit.runs.writing import RunWriter
 
 
@@ -103,3 +110,32 @@ def texts_of_requests(arguments: Mapping[str, Mapping[str, Any]]) -> Iterator[tu
         parts = arguments[f"gen_args_{number}"].values()
         texts = (part[0] if isinstance(part, list) and len(part) == 1 else part for part in parts)
         yield tuple(text for text in texts if isinstance(text, str))
+
+
+NO_SAMPLES = "the run has no sample files, which store the texts; repeat its command with --log-samples"
+
+
+def stored_texts(run: Run, table: pd.DataFrame) -> dict[DocumentKey, ChoiceText]:
+    """Return the texts of a task's documents, in its rows of the score table, from the run's sample files, if any."""
+    texts: dict[DocumentKey, ChoiceText] = {}
+    for subtask, rows in table[table["choice"] == 0].groupby("subtask", sort=False):
+        choices = dict(zip(rows["doc_id"].tolist(), rows["choices"].tolist(), strict=True))
+        for sample in samples_of(run, str(subtask)):
+            # For tasks that measure mutual information, lm-eval appends the choices without their context
+            pairs = list(islice(texts_of_requests(sample["arguments"]), choices.get(sample["doc_id"], 0)))
+            options = [continuation.strip() for _, continuation in pairs]
+            sequences = [pieces_of(*pair) for pair in pairs]
+            texts.setdefault((str(subtask), sample["doc_id"]), choice_text(sequences, options))
+    return texts
+
+
+def pieces_of(context: str, continuation: str) -> tuple[Piece, ...]:
+    both = (Piece("context", context), Piece("continuation", continuation))
+    return tuple(piece for piece in both if piece.text)
+
+
+def samples_of(run: Run, task: str) -> Iterator[dict[str, Any]]:
+    pattern = re.compile(rf"lm_eval/samples_{re.escape(task)}_\d{{4}}-[\dT.-]+\.jsonl")
+    for name in filter(pattern.fullmatch, run.files):
+        for line in run.read(name).splitlines():
+            yield parse_json(line)

@@ -24,15 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AliasChoices, Field
 
-from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_metrics, stored_results
+from evalkit.benchmarks.choices import ComparableChoices, outcome_metrics, stored_results
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
-from evalkit.benchmarks.prompt_variants import PROMPT, PROMPTS
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.escape import part_name
 from evalkit.inputs.validated import Stored
-from evalkit.runs.folder import Run
+from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.rules import decide, find_rule
-from evalkit.runs.score_table import ACCURACY, CLUSTER, COLUMNS, FRACTION, MARGIN, outcome_of, weighted
+from evalkit.runs.score_table import ACCURACY, CLUSTER, COLUMNS, FRACTION, MARGIN, PROMPT, outcome_of, weighted
 from evalkit.stats.estimates import Floats, error_of_average
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ class PromptTables:
 
 def prompt_tables(run: Run) -> PromptTables:
     columns = [*COLUMNS, PROMPT]
-    return PromptTables(run.table(PROMPTS, columns)[columns])
+    return PromptTables(run.table(SCORES, columns)[columns])
 
 
 def varied_results(tables: PromptTables, manifest: Mapping[str, Any], rule: str) -> VariedResults:

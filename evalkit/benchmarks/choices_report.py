@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from evalkit.benchmarks.multiple_choice.outcomes import (
+from evalkit.benchmarks.choices import (
     ComparableChoices,
     outcome_averages,
     outcome_entries,

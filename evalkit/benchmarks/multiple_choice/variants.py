@@ -2,8 +2,7 @@
 
 In: a `SuiteRequest` with `vary`. Out: a run folder with
 
-prompts.parquet  the score table of every prompt
-scores.parquet   that of the run's own prompt, as in an ordinary run
+scores.parquet   the score table of every prompt, with the column `prompt`, the run's own first
 results.json     accuracies by prompt, means and spreads under every rule
 
 The journal has the documents by task and template; a document whose options are listed in several orders has the
@@ -20,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.base import lazy
 from evalkit.benchmarks.document_views import ChoiceView
 from evalkit.benchmarks.multiple_choice.benchmark import MultipleChoice
-from evalkit.benchmarks.prompt_variants import PROMPT, PROMPT_VARIANTS, PROMPTS
-from evalkit.benchmarks.prompt_variants.results import PromptTables, VariedResultsFile, varied_results
+from evalkit.benchmarks.multiple_choice.varied_results import PromptTables, VariedResultsFile, varied_results
 from evalkit.display import Say
 from evalkit.reporting.decimals import percent
 from evalkit.runs.folder import SCORES, Run
+from evalkit.runs.score_table import PROMPT
 from evalkit.suites.prompt_sets import order_name
 
 if TYPE_CHECKING:
@@ -40,14 +39,14 @@ if TYPE_CHECKING:
 class PromptVariants(MultipleChoice):
     """Benchmark of suites under several prompts; `MultipleChoice` makes its plans."""
 
-    kind = PROMPT_VARIANTS
+    kind = "prompt_variants"
     results_form = VariedResultsFile
 
-    metrics = lazy("evalkit.benchmarks.prompt_variants.results:varied_metrics")
-    comparable = lazy("evalkit.benchmarks.prompt_variants.results:ComparablePrompts")
-    report = lazy("evalkit.benchmarks.prompt_variants.results_report:varied_report")
-    rescored = lazy("evalkit.benchmarks.prompt_variants.results_report:varied_report")
-    figures = lazy("evalkit.benchmarks.prompt_variants.results_report:prompt_figures")
+    metrics = lazy("evalkit.benchmarks.multiple_choice.varied_results:varied_metrics")
+    comparable = lazy("evalkit.benchmarks.multiple_choice.varied_results:ComparablePrompts")
+    report = lazy("evalkit.benchmarks.multiple_choice.varied_report:varied_report")
+    rescored = lazy("evalkit.benchmarks.multiple_choice.varied_report:varied_report")
+    figures = lazy("evalkit.benchmarks.multiple_choice.varied_report:prompt_figures")
 
     def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
         import pandas as pd
@@ -59,9 +58,7 @@ class PromptVariants(MultipleChoice):
                 by_prompt.setdefault(prompt, []).append(scores.assign(**{PROMPT: prompt}))
             seconds[part.task] += finished.seconds.get(part.journal, 0.0)
         scores = pd.concat([table for tables in by_prompt.values() for table in tables], ignore_index=True)
-        writer.save_table(PROMPTS, scores)
-        own = scores[scores[PROMPT] == plan.template.name]
-        writer.save_table(SCORES, own.drop(columns=PROMPT).reset_index(drop=True))
+        writer.save_table(SCORES, scores)
         if plan.caveats:
             writer.save_manifest(caveats=plan.caveats)
         tables = PromptTables(scores)
@@ -80,7 +77,7 @@ class PromptVariants(MultipleChoice):
         """Yield the documents of each task under the run's own prompt, and say so."""
         from evalkit.benchmarks.multiple_choice.views import choice_views
 
-        alone = f"this shows the run's own prompt, {run.template}; its other prompts are in {PROMPTS}"
+        alone = f"this shows the run's own prompt, {run.template}; its other prompts are in {SCORES}"
         for view in choice_views(run, tasks, say):
             assert isinstance(view, ChoiceView)
             yield replace(view, read=partial(_with_problem, view, alone))

@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from evalkit.benchmarks.multiple_choice.results_report import (
+from evalkit.benchmarks.choices_report import (
     about_run,
     error_notes,
     grouped_rows,
@@ -21,7 +21,7 @@ from evalkit.benchmarks.multiple_choice.results_report import (
     prompt_notes,
     sources_text,
 )
-from evalkit.benchmarks.prompt_variants.results import (
+from evalkit.benchmarks.multiple_choice.varied_results import (
     PromptTables,
     VariedAccuracy,
     VariedResults,
