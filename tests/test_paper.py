@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from evalkit.benchmarks.attention.categories import load_tagger
-from evalkit.benchmarks.attention.groups import GROUPS, MASS
+from evalkit.attention.categories import load_tagger
+from evalkit.attention.groups import GROUPS, MASS
 from evalkit.cli import main
 from evalkit.errors import EvalkitError
 from evalkit.models.loading.locate import silent

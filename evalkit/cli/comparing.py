@@ -7,7 +7,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evalkit.benchmarks.attention import ATTENTION
+from evalkit.attention import ATTENTION
 from evalkit.cli.parameters import command, exclude, option, require, typed_option
 from evalkit.cli.running import (
     BENCHMARK,

@@ -336,10 +336,10 @@ _COMPLETED = {
     "--task": "evalkit.data:TASKS",
     "--tasks": "evalkit.data:TASKS",
     "--to": "evalkit.exchange.exports:form_names",
-    "--measure": "evalkit.benchmarks.attention.groups:MEASURES",
+    "--measure": "evalkit.attention.groups:MEASURES",
     "--benchmark": "",
     "name": "evalkit.tables.layout:layout_names",
-    "figure": "evalkit.benchmarks.attention.groups:KINDS",
+    "figure": "evalkit.attention.groups:KINDS",
     "run": "evalkit.runs.finding:root_of_runs",
     "runs": "evalkit.runs.finding:root_of_runs",
 }

@@ -17,10 +17,10 @@ import numpy as np
 import pandas as pd
 import torch
 
-from evalkit.benchmarks.attention.attention_calls import MapBlocks
-from evalkit.benchmarks.attention.documents import Reading
-from evalkit.benchmarks.attention.map_blocks import MapReader
-from evalkit.benchmarks.attention.measures import measures_of
+from evalkit.attention.attention_calls import MapBlocks
+from evalkit.attention.documents import Reading
+from evalkit.attention.map_blocks import MapReader
+from evalkit.attention.measures import measures_of
 from evalkit.compatibility.torch import HeldBytes
 from evalkit.display import Say
 from evalkit.errors import CheckpointError

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from evalkit.benchmarks.attention import ATTENTION
+from evalkit.attention import ATTENTION
 from evalkit.comparison.sides import Side, check_unique
 from evalkit.display import doing
 from evalkit.errors import EvalkitError, UnknownNameError, UsageError

@@ -38,7 +38,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, create_model
 
-from evalkit.benchmarks.attention.groups import KINDS
+from evalkit.attention.groups import KINDS
 from evalkit.benchmarks.registry import benchmark, kind_of_suite
 from evalkit.comparison.sides import step_in
 from evalkit.errors import UnknownNameError, UsageError

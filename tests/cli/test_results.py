@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from evalkit.benchmarks.attention.groups import KINDS
+from evalkit.attention.groups import KINDS
 from evalkit.benchmarks.multiple_choice.questions import Question
 from evalkit.benchmarks.multiple_choice.templates import Template
 from evalkit.benchmarks.run import evaluate

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 import evalkit
-from evalkit.benchmarks.attention.results import HEADS
+from evalkit.attention.results import HEADS
 from evalkit.benchmarks.registry import benchmark, benchmark_of
 from evalkit.comparison.curves import curve
 from evalkit.comparison.sides import Side, sides_of

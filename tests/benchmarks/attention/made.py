@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evalkit.benchmarks.attention import ATTENTION
-from evalkit.benchmarks.attention.benchmark import Attention
-from evalkit.benchmarks.attention.documents import AnalysedSequence
-from evalkit.benchmarks.attention.groups import CATEGORIES, GROUPS, MASS, MEASURES, RANK, AttentionRow
-from evalkit.benchmarks.attention.measures import rows_of
-from evalkit.benchmarks.attention.results import ALL, results_of, write_tables
+from evalkit.attention import ATTENTION
+from evalkit.attention.benchmark import Attention
+from evalkit.attention.documents import AnalysedSequence
+from evalkit.attention.groups import CATEGORIES, GROUPS, MASS, MEASURES, RANK, AttentionRow
+from evalkit.attention.measures import rows_of
+from evalkit.attention.results import ALL, results_of, write_tables
 from evalkit.runs.folder import Run, load_run, specification_id
 from evalkit.runs.journal import Entry
 from evalkit.runs.traits import BatchDevice

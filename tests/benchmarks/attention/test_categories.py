@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.benchmarks.attention.categories import (
+from evalkit.attention.categories import (
     CATEGORY_OF_TAG,
     OTHER,
     SPECIAL,
@@ -24,7 +24,7 @@ from evalkit.benchmarks.attention.categories import (
     tagged_texts,
     tagger_identity,
 )
-from evalkit.benchmarks.attention.groups import CATEGORIES
+from evalkit.attention.groups import CATEGORIES
 from evalkit.errors import DataError, EvalkitError, UsageError
 from evalkit.models.loading.locate import locate, silent
 from evalkit.models.loading.spec import tokenizer_alone

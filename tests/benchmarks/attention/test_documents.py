@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from evalkit.benchmarks.attention.categories import Word
-from evalkit.benchmarks.attention.documents import (
+from evalkit.attention.categories import Word
+from evalkit.attention.documents import (
     AttentionRequest,
     batches_of,
     plan_attention,
     sequences_of,
     task_costs,
 )
-from evalkit.benchmarks.attention.groups import CATEGORIES
+from evalkit.attention.groups import CATEGORIES
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.request import request_of
 from evalkit.errors import DataError, ScoringError, UsageError
@@ -151,7 +151,7 @@ def test_costs_are_the_tokens_and_the_time_of_the_ranks(
     of_documents: dict[str, Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its sum over sequences, layers and heads grows as the cube of the length."""
-    monkeypatch.setattr("evalkit.benchmarks.attention.documents._timed", lambda: 1.0)
+    monkeypatch.setattr("evalkit.attention.documents._timed", lambda: 1.0)
     plan = plan_of(**of_documents, tasks="piqa,mmlu", sample=12, measures="bos,rank")
     lengths = [len(sequence.tokens) for batch in batches(plan, tokenizer) for sequence in batch.content]
     costs = task_costs(plan, tokenizer, 1000, silent)

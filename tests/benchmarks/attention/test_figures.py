@@ -15,9 +15,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from evalkit.benchmarks.attention.figure_runs import AnalysedRun
-from evalkit.benchmarks.attention.figures import make, write
-from evalkit.benchmarks.attention.groups import KINDS, FigureRequest
+from evalkit.attention.figure_runs import AnalysedRun
+from evalkit.attention.figures import make, write
+from evalkit.attention.groups import KINDS, FigureRequest
 from evalkit.errors import RunError, UsageError
 from evalkit.reporting.figures import Size, line_look
 from evalkit.runs.folder import Run

@@ -19,9 +19,9 @@ from transformers import (
     RwkvConfig,
 )
 
-from evalkit.benchmarks.attention import attention_calls
-from evalkit.benchmarks.attention.attention_calls import NAME, CallMap, MapBlocks, Unrecorded, recording
-from evalkit.benchmarks.attention.map_blocks import MapReader, attention_map, stream_attention_maps
+from evalkit.attention import attention_calls
+from evalkit.attention.attention_calls import NAME, CallMap, MapBlocks, Unrecorded, recording
+from evalkit.attention.map_blocks import MapReader, attention_map, stream_attention_maps
 from evalkit.compatibility.transformers import attention_of
 from evalkit.errors import CheckpointError, UsageError
 from tests.benchmarks.attention.architectures import model_named

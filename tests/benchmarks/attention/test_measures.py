@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from evalkit.benchmarks.attention.attention_calls import MapBlocks, WholeMap
-from evalkit.benchmarks.attention.documents import Reading
-from evalkit.benchmarks.attention.groups import CATEGORIES, GROUPS, MEASURES
-from evalkit.benchmarks.attention.map_blocks import MapReader
-from evalkit.benchmarks.attention.measures import measures_of, shifted_entropy
+from evalkit.attention.attention_calls import MapBlocks, WholeMap
+from evalkit.attention.documents import Reading
+from evalkit.attention.groups import CATEGORIES, GROUPS, MEASURES
+from evalkit.attention.map_blocks import MapReader
+from evalkit.attention.measures import measures_of, shifted_entropy
 from tests.benchmarks.attention import plainly
 from tests.models.variants.building import VANILLA, VARIANTS, model_of
 

@@ -12,10 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import evalkit
-from evalkit.benchmarks.attention.documents import AttentionRequest, batches_of, plan_attention
-from evalkit.benchmarks.attention.groups import MEASURES
-from evalkit.benchmarks.attention.map_blocks import stream_attention_maps
-from evalkit.benchmarks.attention.results import ALL, DOCUMENTS, HEADS, attention_report, results_of
+from evalkit.attention.documents import AttentionRequest, batches_of, plan_attention
+from evalkit.attention.groups import MEASURES
+from evalkit.attention.map_blocks import stream_attention_maps
+from evalkit.attention.results import ALL, DOCUMENTS, HEADS, attention_report, results_of
 from evalkit.benchmarks.request import request_of
 from evalkit.comparison.comparison import compare_pairing
 from evalkit.comparison.pairing import pair
@@ -158,7 +158,7 @@ def test_a_worker_without_memory_leaves_the_document_to_another(
     def fail(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("evalkit.benchmarks.attention.measures.measures_of", fail)
+    monkeypatch.setattr("evalkit.attention.measures.measures_of", fail)
     settings = {"measures": "bos"}
     with pytest.raises(ScoringError, match=r"\d+ tokens; leave rank out") as caught:
         run_of(checkpoint, documents, tmp_path, sample=1, settings=settings)

@@ -15,21 +15,21 @@ import pandas as pd
 import pytest
 
 from evalkit.benchmarks.generated import TaskDocuments
-from evalkit.benchmarks.longbench.data import OFFICIAL_BLOBS, blob_hash, load_rows, read_predictions, write_predictions
-from evalkit.benchmarks.longbench.official import template
-from evalkit.benchmarks.longbench.protocol import TASKS
-from evalkit.benchmarks.longbench.results import (
+from evalkit.cli import main
+from evalkit.data import sources
+from evalkit.data.sampling import FirstDocuments
+from evalkit.data.sources import Hub
+from evalkit.errors import DataError, EvalkitError
+from evalkit.longcontext.longbench.data import OFFICIAL_BLOBS, blob_hash, load_rows, read_predictions, write_predictions
+from evalkit.longcontext.longbench.official import template
+from evalkit.longcontext.longbench.protocol import TASKS
+from evalkit.longcontext.longbench.results import (
     BUCKETS,
     draw_by_length,
     longbench_report,
     score_generations,
     scores_by_length,
 )
-from evalkit.cli import main
-from evalkit.data import sources
-from evalkit.data.sampling import FirstDocuments
-from evalkit.data.sources import Hub
-from evalkit.errors import DataError, EvalkitError
 from evalkit.models.loading.locate import silent
 from tests.benchmarks.longbench.made import generations, prediction, record, write
 from tests.fixtures import official_scores

@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.benchmarks.longbench import official
-from evalkit.benchmarks.longbench.data import OFFICIAL_BLOBS, LongBenchDocument
-from evalkit.benchmarks.longbench.official import (
+from evalkit.errors import DataError, TemplateError
+from evalkit.generation.prompts import end_tokens
+from evalkit.longcontext.longbench import official
+from evalkit.longcontext.longbench.data import OFFICIAL_BLOBS, LongBenchDocument
+from evalkit.longcontext.longbench.official import (
     CODE_LINE,
     FIRST_LINE,
     classification,
@@ -33,9 +35,7 @@ from evalkit.benchmarks.longbench.official import (
     stops_of,
     template,
 )
-from evalkit.benchmarks.longbench.protocol import E_TASKS, GROUPS, TASKS
-from evalkit.errors import DataError, TemplateError
-from evalkit.generation.prompts import end_tokens
+from evalkit.longcontext.longbench.protocol import E_TASKS, GROUPS, TASKS
 from tests.benchmarks.longbench.made import official_prompt, read, write
 from tests.fixtures import facts
 from tests.tiny import TRAINING_TEXT

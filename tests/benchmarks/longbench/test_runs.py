@@ -13,14 +13,14 @@ import pandas as pd
 import pytest
 
 from evalkit.benchmarks.generated import DocumentPlan
-from evalkit.benchmarks.longbench.benchmark import LongBench, LongBenchRequest, max_prompt_tokens
-from evalkit.benchmarks.longbench.official import prompt_text, score_prediction
-from evalkit.benchmarks.longbench.protocol import TASKS, suite_tasks
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.session import run_plan
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError, DataError, UsageError
+from evalkit.longcontext.longbench.benchmark import LongBench, LongBenchRequest, max_prompt_tokens
+from evalkit.longcontext.longbench.official import prompt_text, score_prediction
+from evalkit.longcontext.longbench.protocol import TASKS, suite_tasks
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
 from tests.benchmarks.longbench.made import official_prompt, record, write

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from evalkit.benchmarks.perplexity.results import DOCUMENTS, POSITIONS
-from evalkit.benchmarks.perplexity.windows import spans
+from evalkit.longcontext.perplexity.results import DOCUMENTS, POSITIONS
+from evalkit.longcontext.perplexity.windows import spans
 from evalkit.models.loading.spec import model_spec
 from evalkit.runs.folder import Run, load_run
 from evalkit.scoring.forward import Forward

@@ -17,8 +17,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from evalkit.benchmarks.perplexity.results import position_bins, ratio
-from evalkit.benchmarks.perplexity.windows import (
+from evalkit.errors import EvalkitError, ScoringError, UsageError
+from evalkit.longcontext.perplexity.results import position_bins, ratio
+from evalkit.longcontext.perplexity.windows import (
     WIDTH,
     PerplexityFacts,
     TextDocument,
@@ -30,7 +31,6 @@ from evalkit.benchmarks.perplexity.windows import (
     token_bytes,
     windows_of,
 )
-from evalkit.errors import EvalkitError, ScoringError, UsageError
 from tests.tiny import TRAINING_TEXT, tiny_tokenizer
 
 PREFIX = -7

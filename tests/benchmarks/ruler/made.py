@@ -13,8 +13,8 @@ import pytest
 import yaml
 from tokenizers import Tokenizer, pre_tokenizers, trainers
 
-from evalkit.benchmarks.ruler import data
-from evalkit.benchmarks.ruler.samples import _NOISE
+from evalkit.longcontext.ruler import data
+from evalkit.longcontext.ruler.samples import _NOISE
 from tests.tiny import TRAINING_TEXT
 
 _PREFIXES = {

@@ -15,12 +15,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from evalkit.benchmarks.request import request_of
-from evalkit.benchmarks.ruler.haystack import BUILT_IN, Haystack, NeedleCase
-from evalkit.benchmarks.ruler.needle import Needle, NeedleRequest
 from evalkit.errors import DataError
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt
 from evalkit.generation.rows import Generation
+from evalkit.longcontext.ruler.haystack import BUILT_IN, Haystack, NeedleCase
+from evalkit.longcontext.ruler.needle import Needle, NeedleRequest
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import load_run
 from tests.arguments import arguments

@@ -17,12 +17,12 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import request_of
-from evalkit.benchmarks.ruler.benchmark import Ruler, RulerRequest, match_score
-from evalkit.benchmarks.ruler.data import TASKS
-from evalkit.benchmarks.ruler.results import effective_length, results_of, weighted
 from evalkit.benchmarks.run import evaluate
 from evalkit.comparison.comparison import compare
 from evalkit.display import Progress
+from evalkit.longcontext.ruler.benchmark import Ruler, RulerRequest, match_score
+from evalkit.longcontext.ruler.data import TASKS
+from evalkit.longcontext.ruler.results import effective_length, results_of, weighted
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
 from tests.benchmarks.ruler.made import few_data, tokenizer_of_texts

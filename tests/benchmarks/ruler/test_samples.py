@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from evalkit.benchmarks.ruler.data import TASKS, RulerData
-from evalkit.benchmarks.ruler.samples import samples
+from evalkit.longcontext.ruler.data import TASKS, RulerData
+from evalkit.longcontext.ruler.samples import samples
 from evalkit.models.loading.locate import silent
 from tests.benchmarks.ruler.wheels import environment, generated
 

@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from evalkit.benchmarks.ruler import data
 from evalkit.data.wheels import fetch_wheel_member
+from evalkit.longcontext.ruler import data
 from evalkit.models.loading.locate import silent
 
 _STUBS = {

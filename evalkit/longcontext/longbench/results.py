@@ -21,10 +21,10 @@ from zlib import crc32
 import numpy as np
 
 from evalkit.benchmarks.generated import about_run
-from evalkit.benchmarks.longbench.official import EditVariant, score_prediction
-from evalkit.benchmarks.longbench.protocol import GROUPS, TASKS, SuiteName, Task, find_task, suite_tasks
 from evalkit.display import doing
 from evalkit.errors import DataError, reading_as
+from evalkit.longcontext.longbench.official import EditVariant, score_prediction
+from evalkit.longcontext.longbench.protocol import GROUPS, TASKS, SuiteName, Task, find_task, suite_tasks
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.figures import RunFigure, check_figure_path, line_look, new_figure, save_figure
 from evalkit.reporting.report import Report

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evalkit.benchmarks.ruler.data import RulerData, RulerTask
 from evalkit.errors import EvalkitError
+from evalkit.longcontext.ruler.data import RulerData, RulerTask
 
 _TRIES = 500
 """Times that a sample of the smallest size is drawn again until it fits; the generators never give up."""

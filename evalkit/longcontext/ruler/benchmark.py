@@ -31,15 +31,15 @@ from evalkit.benchmarks.generated import (
 )
 from evalkit.benchmarks.outcomes import Measure, Metric
 from evalkit.benchmarks.request import Request
-from evalkit.benchmarks.ruler import results
-from evalkit.benchmarks.ruler.data import CHOICES, TASKS, WHEELS, RulerData, RulerTask
-from evalkit.benchmarks.ruler.results import BITS, CHOICE, ERRORS, SCORE, VALUE
-from evalkit.benchmarks.ruler.samples import CannotBuild, Sample, numbered, samples
 from evalkit.cache import source_digest, stored
 from evalkit.display import Say
 from evalkit.errors import DataError, ScoringError, UnknownNameError, UsageError
 from evalkit.inputs.settings import setting
 from evalkit.inputs.values import with_matches
+from evalkit.longcontext.ruler import results
+from evalkit.longcontext.ruler.data import CHOICES, TASKS, WHEELS, RulerData, RulerTask
+from evalkit.longcontext.ruler.results import BITS, CHOICE, ERRORS, SCORE, VALUE
+from evalkit.longcontext.ruler.samples import CannotBuild, Sample, numbered, samples
 from evalkit.models.loading.fingerprint import fingerprint
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import tokenizer_alone
@@ -101,8 +101,8 @@ class Ruler(GeneratedBenchmark):
     files = (results.ANSWERS,)
     checked = ("prompt_sha256",)
     continuous = BITS
-    report = lazy("evalkit.benchmarks.ruler.results:run_report")
-    figures = lazy("evalkit.benchmarks.ruler.results:run_figures")
+    report = lazy("evalkit.longcontext.ruler.results:run_report")
+    figures = lazy("evalkit.longcontext.ruler.results:run_figures")
 
     def plan(self, request: Any, say: Say) -> DocumentPlan:
         checkpoint = request.model.locate(say)
@@ -232,7 +232,7 @@ class Ruler(GeneratedBenchmark):
 
 def cached_documents(key: Sequence[Any], make: Callable[[], list[RulerDocument] | str]) -> list[RulerDocument]:
     """Return documents from evalkit's cache, or make them. Raises `CannotBuild` if there is a reason instead."""
-    content = stored("ruler-samples", json.dumps([*key, source_digest("benchmarks/ruler")]), make)
+    content = stored("ruler-samples", json.dumps([*key, source_digest("longcontext/ruler")]), make)
     if isinstance(content, str):
         raise CannotBuild(content)
     return [RulerDocument(*fields) for fields in content]

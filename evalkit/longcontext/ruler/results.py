@@ -18,10 +18,10 @@ import numpy as np
 
 from evalkit.benchmarks.generated import about_run
 from evalkit.benchmarks.outcomes import run_content
-from evalkit.benchmarks.ruler.data import CHOICES, TASKS
 from evalkit.errors import UnknownNameError
 from evalkit.escape import part_name
 from evalkit.inputs.validated import Stored
+from evalkit.longcontext.ruler.data import CHOICES, TASKS
 from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.figures import FigurePanel, RunFigure, draw_panels, legend_texts, new_figure, save_figure
 from evalkit.reporting.report import Report

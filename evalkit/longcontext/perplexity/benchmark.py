@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.base import Batch, Batches, Benchmark, Budget, Planned, lazy
 from evalkit.benchmarks.generated import DocumentPlan
 from evalkit.benchmarks.outcomes import GradedAnswers, Measure, Metric
-from evalkit.benchmarks.perplexity import BITS, BITS_UNIT, windows
-from evalkit.benchmarks.perplexity.windows import LONG, PerplexityFacts, PositionRow, TextDocument, windows_of
 from evalkit.benchmarks.request import DocumentRequest, TaskTokens, numerics, plain_manifest, spread
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.inputs.settings import setting
+from evalkit.longcontext.perplexity import BITS, BITS_UNIT, windows
+from evalkit.longcontext.perplexity.windows import LONG, PerplexityFacts, PositionRow, TextDocument, windows_of
 from evalkit.models.loading.spec import window_of
 from evalkit.models.loading.tokenizer import added_tokens
 from evalkit.runs.folder import Run
@@ -90,11 +90,11 @@ class Perplexity(Benchmark):
     request = PerplexityRequest
     facts = PerplexityFacts
 
-    computer = lazy("evalkit.benchmarks.perplexity.benchmark:_WindowScoring")
-    finish = lazy("evalkit.benchmarks.perplexity.results:finish")
-    headline = lazy("evalkit.benchmarks.perplexity.results:headline")
-    report = lazy("evalkit.benchmarks.perplexity.results:perplexity_report")
-    figures = lazy("evalkit.benchmarks.perplexity.results:run_figures")
+    computer = lazy("evalkit.longcontext.perplexity.benchmark:_WindowScoring")
+    finish = lazy("evalkit.longcontext.perplexity.results:finish")
+    headline = lazy("evalkit.longcontext.perplexity.results:headline")
+    report = lazy("evalkit.longcontext.perplexity.results:perplexity_report")
+    figures = lazy("evalkit.longcontext.perplexity.results:run_figures")
 
     def suites(self) -> Mapping[str, str]:
         return {PERPLEXITY: "bits per byte of texts, by document and position"}

@@ -19,10 +19,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from evalkit.benchmarks import generated
 from evalkit.benchmarks.base import lazy
 from evalkit.benchmarks.generated import DocumentPlan, GeneratedAnswer, GenerationRequest, TaskDocuments
-from evalkit.benchmarks.longbench import results
-from evalkit.benchmarks.longbench.data import LongBenchDocument, load_rows
-from evalkit.benchmarks.longbench.official import generation_requests, score_prediction
-from evalkit.benchmarks.longbench.protocol import GROUPS, SUITES, TASKS, SuiteName, find_task, suite_tasks
 from evalkit.benchmarks.outcomes import Label, Measure, Metric
 from evalkit.benchmarks.request import DocumentRequest
 from evalkit.data import HubSplit
@@ -30,6 +26,10 @@ from evalkit.display import Say, doing
 from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.inputs.settings import setting
 from evalkit.inputs.values import with_matches
+from evalkit.longcontext.longbench import results
+from evalkit.longcontext.longbench.data import LongBenchDocument, load_rows
+from evalkit.longcontext.longbench.official import generation_requests, score_prediction
+from evalkit.longcontext.longbench.protocol import GROUPS, SUITES, TASKS, SuiteName, find_task, suite_tasks
 from evalkit.models.context.extension import configured_window
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import ModelSpec, config_of, context_settings
@@ -73,7 +73,7 @@ class LongBench(generated.GeneratedBenchmark):
     checked = ("answers",)
     # Truncation at another length makes another prompt
     prompt_settings: ClassVar = {"prompt tokens": "max_prompt_tokens"}
-    figures = lazy("evalkit.benchmarks.longbench.results:run_figures")
+    figures = lazy("evalkit.longcontext.longbench.results:run_figures")
 
     def plan(self, request: LongBenchRequest, say: Say) -> DocumentPlan:
         """Make the plan; its manifest's optional "left_out" has a line for each reason why tasks are left out."""

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from evalkit.benchmarks.generated import GenerationRequest
-from evalkit.benchmarks.longbench.protocol import Task
 from evalkit.errors import DataError, TemplateError
 from evalkit.generation.prompts import Prompt, Stops, as_message
 from evalkit.inputs.reading import read_task_file
+from evalkit.longcontext.longbench.protocol import Task
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.longbench.data import LongBenchDocument
+    from evalkit.longcontext.longbench.data import LongBenchDocument
 
 EditVariant = Literal["difflib", "rapidfuzz"]
 """The official code's edit similarity without and with python-Levenshtein; published scores use the first."""

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import click
 
 from evalkit.cli import running
-from evalkit.cli.longbench import RunGroup
 from evalkit.cli.parameters import argument, command, option
 from evalkit.cli.running import Printer
 from evalkit.display import doing
 from evalkit.errors import UsageError
+from evalkit.longcontext.longbench.commands import RunGroup
 
 
 @click.group(cls=RunGroup, add_help_option=False)
@@ -48,7 +48,7 @@ def run_ruler(
     evalkit ruler CKPT --tasks niah_multikey_1,vt --samples 200 --plot lengths.pdf
     evalkit ruler show RUN_A RUN_B --format latex                        a line for each model
     """
-    from evalkit.benchmarks.ruler.results import draw_lengths
+    from evalkit.longcontext.ruler.results import draw_lengths
 
     models = running.checkpoints_of(checkpoints, model)
     draw = partial(running.draw_runs, plot, draw_lengths)
@@ -73,7 +73,7 @@ def needle(
     evalkit needle --model CKPT --context 8192 --plot heatmap.pdf        stretched to 8,192 tokens by YaRN
     evalkit needle --model CKPT --lengths 500,1k --depths 10,50,90 --repeats 10 --text book.txt
     """
-    from evalkit.benchmarks.ruler.results import draw_depths
+    from evalkit.longcontext.ruler.results import draw_depths
 
     return running.evaluate(
         running.checkpoints_of(checkpoints, model),
@@ -103,9 +103,9 @@ def show_ruler(
     evalkit ruler show RUN_A RUN_B --plot lengths.pdf
     evalkit ruler show RUN_A RUN_B --rule choice --format latex
     """
-    from evalkit.benchmarks.ruler.needle import NEEDLE
-    from evalkit.benchmarks.ruler.results import RULER, draw_lengths, lengths_report
     from evalkit.comparison.sides import names
+    from evalkit.longcontext.ruler.needle import NEEDLE
+    from evalkit.longcontext.ruler.results import RULER, draw_lengths, lengths_report
 
     with doing("reading runs"):
         of_runs = running.Source(None, None, root=root)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric, average_metric, run_content
-from evalkit.benchmarks.perplexity import BITS, BITS_UNIT
-from evalkit.benchmarks.perplexity.windows import WIDTH
 from evalkit.errors import RunError
 from evalkit.escape import counted
+from evalkit.longcontext.perplexity import BITS, BITS_UNIT
+from evalkit.longcontext.perplexity.windows import WIDTH
 from evalkit.models.context.extension import Extension
 from evalkit.reporting import figures
 from evalkit.reporting.decimals import fixed

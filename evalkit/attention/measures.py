@@ -48,9 +48,9 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.attention.attention_calls import MapBlocks
-from evalkit.benchmarks.attention.documents import AnalysedSequence, Reading
-from evalkit.benchmarks.attention.groups import (
+from evalkit.attention.attention_calls import MapBlocks
+from evalkit.attention.documents import AnalysedSequence, Reading
+from evalkit.attention.groups import (
     BOS_TOKENS,
     CATEGORIES,
     FINISHED,
@@ -65,7 +65,7 @@ from evalkit.benchmarks.attention.groups import (
     AttentionRow,
     chosen_layers,
 )
-from evalkit.benchmarks.attention.map_blocks import MapReader
+from evalkit.attention.map_blocks import MapReader
 from evalkit.benchmarks.base import Batch, Budget
 from evalkit.display import Say
 from evalkit.errors import ScoringError

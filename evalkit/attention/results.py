@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pyarrow as pa
 
-from evalkit.benchmarks.attention import ATTENTION
-from evalkit.benchmarks.attention.groups import BOS_TOKENS, FINISHED, MASS, MEASURES, RANK, SUMMARY
+from evalkit.attention import ATTENTION
+from evalkit.attention.groups import BOS_TOKENS, FINISHED, MASS, MEASURES, RANK, SUMMARY
 from evalkit.benchmarks.outcomes import run_content
 from evalkit.errors import RunError, ScoringError
 from evalkit.escape import counted
@@ -29,7 +29,7 @@ from evalkit.runs.traits import run_notes
 from evalkit.stats.estimates import known_error, mean
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.attention.documents import AttentionPlan
+    from evalkit.attention.documents import AttentionPlan
     from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
 

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 from evalkit.benchmarks.generated import TaskDocuments
 from evalkit.benchmarks.request import Request
-from evalkit.benchmarks.ruler import results
-from evalkit.benchmarks.ruler.benchmark import Ruler, RulerDocument, cached_documents
-from evalkit.benchmarks.ruler.haystack import Haystack, NeedleCase
 from evalkit.display import Say
 from evalkit.errors import UsageError
 from evalkit.inputs.settings import setting
+from evalkit.longcontext.ruler import results
+from evalkit.longcontext.ruler.benchmark import Ruler, RulerDocument, cached_documents
+from evalkit.longcontext.ruler.haystack import Haystack, NeedleCase
 from evalkit.models.loading.fingerprint import fingerprint
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import tokenizer_alone

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.attention import ATTENTION
-from evalkit.benchmarks.attention.groups import MEASURES, AttentionRow
+from evalkit.attention import ATTENTION
+from evalkit.attention.groups import MEASURES, AttentionRow
 from evalkit.benchmarks.base import Benchmark, lazy
 from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of
 from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.runs.folder import Run
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.attention.documents import AttentionPlan
+    from evalkit.attention.documents import AttentionPlan
     from evalkit.data import HubSplit
 
 
@@ -26,17 +26,17 @@ class Attention(Benchmark):
     row = AttentionRow
     key = ("subtask", "doc_id")
 
-    request = lazy("evalkit.benchmarks.attention.documents:AttentionRequest")
-    plan = lazy("evalkit.benchmarks.attention.documents:plan_attention")
-    is_missing = lazy("evalkit.benchmarks.attention.documents:is_missing")
-    facts = lazy("evalkit.benchmarks.attention.measures:AttentionFacts")
-    computer = lazy("evalkit.benchmarks.attention.measures:Analysis")
-    batches = lazy("evalkit.benchmarks.attention.documents:planned_batches")
-    token_counts = lazy("evalkit.benchmarks.attention.documents:task_costs")
-    finish = lazy("evalkit.benchmarks.attention.results:finish")
-    report = lazy("evalkit.benchmarks.attention.results:attention_report")
-    comparable = lazy("evalkit.benchmarks.attention.figure_runs:AttentionDocuments")
-    figures = lazy("evalkit.benchmarks.attention.figures:run_figures")
+    request = lazy("evalkit.attention.documents:AttentionRequest")
+    plan = lazy("evalkit.attention.documents:plan_attention")
+    is_missing = lazy("evalkit.attention.documents:is_missing")
+    facts = lazy("evalkit.attention.measures:AttentionFacts")
+    computer = lazy("evalkit.attention.measures:Analysis")
+    batches = lazy("evalkit.attention.documents:planned_batches")
+    token_counts = lazy("evalkit.attention.documents:task_costs")
+    finish = lazy("evalkit.attention.results:finish")
+    report = lazy("evalkit.attention.results:attention_report")
+    comparable = lazy("evalkit.attention.figure_runs:AttentionDocuments")
+    figures = lazy("evalkit.attention.figures:run_figures")
 
     def setup(self, plan: AttentionPlan) -> dict[str, Any]:
         return dict(plan.manifest["specification"])

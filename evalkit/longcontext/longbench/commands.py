@@ -61,7 +61,7 @@ def run_longbench(
     evalkit longbench rescore RUN --edit-similarity rapidfuzz            no model needed
     evalkit longbench score PREDICTIONS                                  of the official code
     """
-    from evalkit.benchmarks.longbench.results import GENERATIONS, draw_by_length, report_of
+    from evalkit.longcontext.longbench.results import GENERATIONS, draw_by_length, report_of
 
     draw = partial(draw_by_length, variant=edit_similarity)
     return running.evaluate(
@@ -91,7 +91,7 @@ def rescore_longbench(
     \b
     evalkit longbench rescore 1a2b3c4d --format latex
     """
-    from evalkit.benchmarks.longbench.results import GENERATIONS, draw_by_length, report_of
+    from evalkit.longcontext.longbench.results import GENERATIONS, draw_by_length, report_of
     from evalkit.runs.folder import LONGBENCH
 
     opened = running.named_run(run, root, usable=lambda run: run.kind == LONGBENCH)
@@ -114,8 +114,8 @@ def score(
     evalkit longbench score pred/llama2-7b-chat-4k
     evalkit longbench score --e pred_e/llama2-7b-chat-4k --format latex
     """
-    from evalkit.benchmarks.longbench.data import read_predictions
-    from evalkit.benchmarks.longbench.results import draw_by_length, longbench_report, score_generations
+    from evalkit.longcontext.longbench.data import read_predictions
+    from evalkit.longcontext.longbench.results import draw_by_length, longbench_report, score_generations
 
     suite: Literal["longbench", "longbench-e"] = "longbench-e" if is_e else "longbench"
     generations, notes = read_predictions(files, suite)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.attention import ATTENTION
-from evalkit.benchmarks.attention.categories import (
+from evalkit.attention import ATTENTION
+from evalkit.attention.categories import (
     Piece,
     Tagger,
     categories_of,
@@ -26,7 +26,7 @@ from evalkit.benchmarks.attention.categories import (
     tagged_texts,
     tagger_identity,
 )
-from evalkit.benchmarks.attention.groups import GROUPS, MASS, RANK, RANKED_LAYERS, chosen_layers
+from evalkit.attention.groups import GROUPS, MASS, RANK, RANKED_LAYERS, chosen_layers
 from evalkit.benchmarks.base import Batch, Batches, Planned
 from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, plan_suite
 from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, END, SPECIAL, Prompter
@@ -53,7 +53,7 @@ from evalkit.runs.finding import run_folder
 from evalkit.runs.score_table import outcome_of
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.attention.measures import AttentionFacts
+    from evalkit.attention.measures import AttentionFacts
     from evalkit.benchmarks.multiple_choice.questions import Question
     from evalkit.runs.journal import FinishedRows, Key
 

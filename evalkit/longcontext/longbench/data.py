@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from evalkit.benchmarks.generated import TaskDocuments
-from evalkit.benchmarks.longbench.official import template
-from evalkit.benchmarks.longbench.protocol import E_TASKS, TASKS, SuiteName, Task
 from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSelection, FirstDocuments
 from evalkit.data.sources import Hub, json_lines
 from evalkit.display import Say, news
@@ -31,6 +29,8 @@ from evalkit.errors import DataError, UnknownNameError, reading_as
 from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, read_bytes
 from evalkit.inputs.validated import Stored, validated
 from evalkit.inputs.values import LONGEST_TEXT
+from evalkit.longcontext.longbench.official import template
+from evalkit.longcontext.longbench.protocol import E_TASKS, TASKS, SuiteName, Task
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,9 +9,9 @@ from hashlib import sha256
 from itertools import count, cycle, islice
 from pathlib import Path
 
-from evalkit.benchmarks.ruler.data import CHOICES
 from evalkit.errors import UsageError
 from evalkit.inputs.reading import read_given_text
+from evalkit.longcontext.ruler.data import CHOICES
 
 BUILT_IN = "built-in 1"
 """Name and version of the generated text; increase the number when the text changes."""

@@ -13,9 +13,9 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from evalkit.benchmarks.attention import ATTENTION
-from evalkit.benchmarks.attention.groups import MEASURES, Band, chosen_layers, described_layers, parsed_layers
-from evalkit.benchmarks.attention.results import DOCUMENTS, HEADS, SAMPLE, with_values
+from evalkit.attention import ATTENTION
+from evalkit.attention.groups import MEASURES, Band, chosen_layers, described_layers, parsed_layers
+from evalkit.attention.results import DOCUMENTS, HEADS, SAMPLE, with_values
 from evalkit.benchmarks.differences import differences
 from evalkit.benchmarks.outcomes import Comparable, Measure
 from evalkit.errors import UnknownNameError, UsageError

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from evalkit.benchmarks.attention.groups import CATEGORIES
+from evalkit.attention.groups import CATEGORIES
 from evalkit.data.wheels import Member, Wheel, fetch_wheel_member
 from evalkit.display import Say
 from evalkit.errors import DataError, UsageError, first_line

@@ -17,9 +17,9 @@ from typing import Any
 
 import pandas as pd
 
-from evalkit.benchmarks.attention.figure_runs import AnalysedRun, over_seeds, run_differences, share_above, spread_of
-from evalkit.benchmarks.attention.groups import KINDS, MEASURES, Band, FigureRequest
-from evalkit.benchmarks.attention.results import SAMPLE
+from evalkit.attention.figure_runs import AnalysedRun, over_seeds, run_differences, share_above, spread_of
+from evalkit.attention.groups import KINDS, MEASURES, Band, FigureRequest
+from evalkit.attention.results import SAMPLE
 from evalkit.errors import RunError, UsageError
 from evalkit.escape import in_latex
 from evalkit.paths import replace_file

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.attention.attention_calls import ELEMENTS, MapBlocks, Unrecorded, WholeMap, recording
+from evalkit.attention.attention_calls import ELEMENTS, MapBlocks, Unrecorded, WholeMap, recording
 from evalkit.compatibility.transformers import attention_of, keeps_state
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.models.parts import base_of, layers_of
