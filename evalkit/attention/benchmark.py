@@ -25,6 +25,7 @@ class Attention(Benchmark):
     kind = ATTENTION
     row = AttentionRow
     key = ("subtask", "doc_id")
+    has_default_outcome = False
 
     request = lazy("evalkit.attention.documents:AttentionRequest")
     plan = lazy("evalkit.attention.documents:plan_attention")

@@ -22,6 +22,7 @@ from evalkit.reporting.figures import Size
 if TYPE_CHECKING:
     from evalkit.attention.figure_runs import AnalysedRun
     from evalkit.comparison.sides import Side
+    from evalkit.studies.results import StudyResults, StudySides
 
 
 @command(
@@ -152,14 +153,13 @@ def _analysed(
 ) -> tuple[list[AnalysedRun], list[str]]:
     from evalkit.attention.figure_runs import AnalysedRun, run_differences
     from evalkit.comparison.sides import check_uniform, check_unique, sides_of
-    from evalkit.studies.results import study_analyses
 
     sides: Sequence[Side]
     if source.results is None:
         sides = sides_of(*source.named(given, lambda run: run.kind == ATTENTION, may_differ=True))
         notes = tuple[str, ...]()
     else:
-        analyses = study_analyses(source.results, given, source.benchmark)
+        analyses = _study_sides(source.results, given, source.benchmark)
         sides, notes = analyses.sides, analyses.notes
     if names is not None:
         if len(names) != len(sides):
@@ -173,6 +173,36 @@ def _analysed(
         named_runs = zip(side.marks, side.runs, strict=True)
         analysed += [AnalysedRun(f"{side.name}{mark}", run, request.tasks, side.name) for mark, run in named_runs]
     return analysed, [*notes, *(f"warning: {text[0].lower()}{text[1:]}" for text in run_differences(analysed))]
+
+
+def _study_sides(results: StudyResults, names: Sequence[str], benchmark: str | None) -> StudySides:
+    """Return the finished analyses of a study's models, by NAME or NAME@STEP. Seeds are runs of one side.
+
+    Raises:
+        UsageError: an unknown name, no benchmark analyses attention, several do and none is named, or no run is
+            finished.
+    """
+    from evalkit.studies.results import StudySides, finished_sides, steps_note
+    from evalkit.studies.study import select
+
+    study = results.study
+    asked = study.benchmarks if benchmark is None else [study.benchmark(benchmark)]
+    fitting = [entry for entry in asked if entry.kind == ATTENTION]
+    if len(fitting) != 1:
+        known = " | ".join(entry.name for entry in fitting) or "none"
+        raise UsageError(
+            f"study {study.path}: figures are of one benchmark of suite {ATTENTION}, here {known}: give --benchmark, "
+            "or add one under 'benchmarks'"
+        )
+    [chosen] = fitting
+    models = [select(study, name) for name in names or study.names]
+    checkpoints = [checkpoint for model in models for checkpoint in model.checkpoints]
+    if names:
+        results.require(checkpoints, chosen)
+    if not (sides := finished_sides(results, models, chosen)):
+        raise UsageError(f"study {study.path}: no run of {chosen.name} is finished; run {results.remedy}")
+    notes = *steps_note(models), *results.unfinished(checkpoints, chosen), *results.changes(checkpoints, chosen)
+    return StudySides(tuple(sides), notes)
 
 
 def _draw(name: str, analysed: list[AnalysedRun], request: FigureRequest, paths: list[Path]) -> None:

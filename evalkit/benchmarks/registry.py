@@ -59,6 +59,14 @@ def benchmark_of(run: Run) -> Benchmark:
     return kind
 
 
+def has_default_outcome(kind: str) -> bool:
+    """Whether runs of a kind can be compared without naming an outcome; a kind that is not installed may have one."""
+    try:
+        return benchmark(kind).has_default_outcome
+    except UsageError:
+        return True
+
+
 def _loadable() -> Iterator[Benchmark]:
     """Yield all benchmarks; skip those that cannot be imported, since another one may have the suite."""
     for kind in kinds():

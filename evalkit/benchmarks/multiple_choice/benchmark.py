@@ -56,6 +56,7 @@ class MultipleChoice(Benchmark):
     """Benchmark of suites of multiple-choice tasks."""
 
     kind = "multiple_choice"
+    needs_logits_alone = True
     row = ScoreRow
     key = ("subtask", "doc_id", "texts")
     results_form: ClassVar[type[Stored]] = _ChoiceResults

@@ -29,11 +29,11 @@ from evalkit.inputs.values import with_matches
 from evalkit.longcontext.longbench import results
 from evalkit.longcontext.longbench.data import LongBenchDocument, load_rows
 from evalkit.longcontext.longbench.official import generation_requests, score_prediction
-from evalkit.longcontext.longbench.protocol import GROUPS, SUITES, TASKS, SuiteName, find_task, suite_tasks
+from evalkit.longcontext.longbench.protocol import GROUPS, LONGBENCH, SUITES, TASKS, SuiteName, find_task, suite_tasks
 from evalkit.models.context.extension import configured_window
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import ModelSpec, config_of, context_settings
-from evalkit.runs.folder import LONGBENCH, Run
+from evalkit.runs.folder import Run
 from evalkit.runs.score_table import PERCENT
 
 if TYPE_CHECKING:

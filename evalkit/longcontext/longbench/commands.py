@@ -91,8 +91,8 @@ def rescore_longbench(
     \b
     evalkit longbench rescore 1a2b3c4d --format latex
     """
+    from evalkit.longcontext.longbench.protocol import LONGBENCH
     from evalkit.longcontext.longbench.results import GENERATIONS, draw_by_length, report_of
-    from evalkit.runs.folder import LONGBENCH
 
     opened = running.named_run(run, root, usable=lambda run: run.kind == LONGBENCH)
     printer.run(opened, report_of(opened, edit_similarity))

@@ -15,6 +15,8 @@ from evalkit.errors import UnknownNameError
 
 MetricName = Literal["f1", "rouge_l", "classification", "retrieval", "count", "edit_similarity"]
 SuiteName = Literal["longbench", "longbench-e"]
+LONGBENCH = "longbench"
+"""Name of the benchmark and of its suite."""
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ document is likely to fill a window that is a batch by itself."""
 
 class Perplexity(Benchmark):
     kind = PERPLEXITY
+    needs_logits_alone = True
     row = PositionRow
     key = windows.KEY
     request = PerplexityRequest
