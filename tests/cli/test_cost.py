@@ -20,7 +20,7 @@ from evalkit.models.quantisation import calibration_ids
 from evalkit.models.zoo.shapes import cache_bytes_per_token, flops_per_token, read_shape
 from evalkit.studies.cost import floors, generate, outliers, rates, summarised, times_as_fast
 from evalkit.studies.dry_run import now
-from tests.benchmarks.attention import plainly
+from tests.attention import plainly
 from tests.cli.conftest import Command, complains
 from tests.models.loading import load_folder, rewrite
 from tests.models.small import ATTENTIONS, small

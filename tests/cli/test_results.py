@@ -26,7 +26,7 @@ from evalkit.runs.rules import decide, find_rule
 from evalkit.studies.study import record_of, save_record
 from evalkit.studies.study_file import read_study
 from evalkit.tables.layout import layout_names
-from tests.benchmarks.attention.made import made_run
+from tests.attention.made import made_run
 from tests.cli.conftest import Command, complains, completed
 from tests.documents import rewrite
 from tests.studies.conftest import computed_study, files, study

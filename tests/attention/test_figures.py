@@ -21,7 +21,7 @@ from evalkit.attention.groups import KINDS, FigureRequest
 from evalkit.errors import RunError, UsageError
 from evalkit.reporting.figures import Size, line_look
 from evalkit.runs.folder import Run
-from tests.benchmarks.attention.made import made_run, sequence, whole_table, write_analysis
+from tests.attention.made import made_run, sequence, whole_table, write_analysis
 
 DOCUMENT = ["task", "subtask", "doc_id"]
 

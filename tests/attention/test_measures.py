@@ -14,7 +14,7 @@ from evalkit.attention.documents import Reading
 from evalkit.attention.groups import CATEGORIES, GROUPS, MEASURES
 from evalkit.attention.map_blocks import MapReader
 from evalkit.attention.measures import measures_of, shifted_entropy
-from tests.benchmarks.attention import plainly
+from tests.attention import plainly
 from tests.models.variants.building import VANILLA, VARIANTS, model_of
 
 N = 90

@@ -31,8 +31,8 @@ from evalkit.longcontext.longbench.results import (
     scores_by_length,
 )
 from evalkit.models.loading.locate import silent
-from tests.benchmarks.longbench.made import generations, prediction, record, write
 from tests.fixtures import official_scores
+from tests.longcontext.longbench.made import generations, prediction, record, write
 
 
 def load(folder: Path, task: str = "hotpotqa", **options: Any) -> TaskDocuments:

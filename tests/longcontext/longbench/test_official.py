@@ -36,8 +36,8 @@ from evalkit.longcontext.longbench.official import (
     template,
 )
 from evalkit.longcontext.longbench.protocol import E_TASKS, GROUPS, TASKS
-from tests.benchmarks.longbench.made import official_prompt, read, write
 from tests.fixtures import facts
+from tests.longcontext.longbench.made import official_prompt, read, write
 from tests.tiny import TRAINING_TEXT
 
 MIXED = "".join(f"{number}: {line}\n\n" for number, line in enumerate(TRAINING_TEXT * 6))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.runs.folder import Run
-from tests.benchmarks.attention.made import sequence, write_analysis
+from tests.attention.made import sequence, write_analysis
 from tests.tables.runs import loaded
 
 TASKS = {"piqa": 3, "boolq": 2}

@@ -24,7 +24,7 @@ from evalkit.attention.attention_calls import NAME, CallMap, MapBlocks, Unrecord
 from evalkit.attention.map_blocks import MapReader, attention_map, stream_attention_maps
 from evalkit.compatibility.transformers import attention_of
 from evalkit.errors import CheckpointError, UsageError
-from tests.benchmarks.attention.architectures import model_named
+from tests.attention.architectures import model_named
 from tests.models.variants import literal
 from tests.models.variants.building import FAMILIES, LAYERS, VANILLA, VARIANTS, causal, model_of
 from tests.models.variants.building import attention_of as attention_module

@@ -25,9 +25,9 @@ from evalkit.longcontext.ruler.data import TASKS
 from evalkit.longcontext.ruler.results import effective_length, results_of, weighted
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
-from tests.benchmarks.ruler.made import few_data, tokenizer_of_texts
 from tests.cli.test_root import Command, _no_settings, complains, evalkit
 from tests.generation.made import by_transformers
+from tests.longcontext.ruler.made import few_data, tokenizer_of_texts
 from tests.models.loading import load_folder
 from tests.tiny import tiny_checkpoint
 
@@ -258,7 +258,7 @@ def test_means_of_lengths() -> None:
 @pytest.mark.slow
 def test_scores_are_those_of_the_wheels_evaluator(tmp_path: Path) -> None:
     """500 predictions a task: parts of the references in other letters, among control characters and other words."""
-    from tests.benchmarks.ruler.wheels import environment, evaluated
+    from tests.longcontext.ruler.wheels import environment, evaluated
 
     rng = np.random.default_rng(0)
     expected: dict[str, list[float]] = {}

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from evalkit.longcontext.ruler.data import TASKS, RulerData
 from evalkit.longcontext.ruler.samples import samples
 from evalkit.models.loading.locate import silent
-from tests.benchmarks.ruler.wheels import environment, generated
+from tests.longcontext.ruler.wheels import environment, generated
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,9 @@ from evalkit.longcontext.longbench.official import prompt_text, score_prediction
 from evalkit.longcontext.longbench.protocol import TASKS, suite_tasks
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
-from tests.benchmarks.longbench.made import official_prompt, record, write
 from tests.cli.test_root import Command, _no_settings, complains, evalkit
 from tests.generation.made import by_transformers
+from tests.longcontext.longbench.made import official_prompt, record, write
 from tests.models.loading import edit_config, load_folder
 from tests.tiny import TRAINING_TEXT, tiny_checkpoint
 

@@ -25,8 +25,8 @@ from evalkit.errors import OutOfMemoryError, ScoringError, UsageError
 from evalkit.models.loading.locate import silent
 from evalkit.models.memory import whole_batches
 from evalkit.runs.folder import Run
-from tests.benchmarks.attention import plainly
-from tests.benchmarks.attention.made import made_run
+from tests.attention import plainly
+from tests.attention.made import made_run
 from tests.models.variants.building import VARIANTS, model_of
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
