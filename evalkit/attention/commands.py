@@ -22,7 +22,7 @@ from evalkit.reporting.figures import Size
 if TYPE_CHECKING:
     from evalkit.attention.figure_runs import AnalysedRun
     from evalkit.comparison.sides import Side
-    from evalkit.studies.results import StudyResults, StudySides
+    from evalkit.studies.results import StudyResults
 
 
 @command(
@@ -53,7 +53,7 @@ def attention(
     evalkit attention CKPT_A CKPT_B                                      several checkpoints, a line each
     """
     models = running.checkpoints_of(checkpoints, model)
-    return running.evaluate(models, options | {"suite": "attention"}, printer, dry, workers, detail=detail)
+    return running.evaluate(models, options | {"suite": ATTENTION}, printer, dry, workers, detail=detail)
 
 
 @command()
@@ -154,13 +154,11 @@ def _analysed(
     from evalkit.attention.figure_runs import AnalysedRun, run_differences
     from evalkit.comparison.sides import check_uniform, check_unique, sides_of
 
-    sides: Sequence[Side]
+    notes: list[str] = []
     if source.results is None:
         sides = sides_of(*source.named(given, lambda run: run.kind == ATTENTION, may_differ=True))
-        notes = tuple[str, ...]()
     else:
-        analyses = _study_sides(source.results, given, source.benchmark)
-        sides, notes = analyses.sides, analyses.notes
+        sides, notes = _study_sides(source.results, given, source.benchmark)
     if names is not None:
         if len(names) != len(sides):
             known = ", ".join(side.name for side in sides)
@@ -175,14 +173,14 @@ def _analysed(
     return analysed, [*notes, *(f"warning: {text[0].lower()}{text[1:]}" for text in run_differences(analysed))]
 
 
-def _study_sides(results: StudyResults, names: Sequence[str], benchmark: str | None) -> StudySides:
-    """Return the finished analyses of a study's models, by NAME or NAME@STEP. Seeds are runs of one side.
+def _study_sides(results: StudyResults, names: Sequence[str], benchmark: str | None) -> tuple[list[Side], list[str]]:
+    """Return the finished analyses of a study's models, by NAME or NAME@STEP, and notes. Seeds are runs of one side.
 
     Raises:
         UsageError: an unknown name, no benchmark analyses attention, several do and none is named, or no run is
             finished.
     """
-    from evalkit.studies.results import StudySides, finished_sides, steps_note
+    from evalkit.studies.results import finished_sides, steps_note
     from evalkit.studies.study import select
 
     study = results.study
@@ -201,8 +199,8 @@ def _study_sides(results: StudyResults, names: Sequence[str], benchmark: str | N
         results.require(checkpoints, chosen)
     if not (sides := finished_sides(results, models, chosen)):
         raise UsageError(f"study {study.path}: no run of {chosen.name} is finished; run {results.remedy}")
-    notes = *steps_note(models), *results.unfinished(checkpoints, chosen), *results.changes(checkpoints, chosen)
-    return StudySides(tuple(sides), notes)
+    unfinished = results.unfinished(checkpoints, chosen)
+    return sides, steps_note(models) + unfinished + results.changes(checkpoints, chosen)
 
 
 def _draw(name: str, analysed: list[AnalysedRun], request: FigureRequest, paths: list[Path]) -> None:

@@ -73,9 +73,6 @@ class Root(Commands):
     def commands(self) -> dict[str, click.Command]:  # type: ignore[override]
         return {name: resolve_name(path) for name, path in _COMMANDS.items()}
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_COMMANDS)
-
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return resolve_name(_COMMANDS[cmd_name]) if cmd_name in _COMMANDS else None
 
