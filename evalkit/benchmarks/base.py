@@ -107,6 +107,8 @@ class Benchmark(ABC):
     """Schema of its results.json, beyond the keys that every benchmark has."""
     files: ClassVar[tuple[str, ...]] = ()
     """Files of a finished run, beside those that every run has; a run that lacks one is computed or written again."""
+    has_default_outcome: ClassVar[bool] = True
+    """Whether finished runs can be compared without naming an outcome."""
 
     def refuse_rule(self, run: Run, rule: str | None) -> None:
         if rule not in (None, self.kind):

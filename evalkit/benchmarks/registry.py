@@ -20,14 +20,14 @@ from evalkit.runs.folder import Run
 
 GROUP = "evalkit.benchmarks"
 _OWN = {
-    "multiple_choice": "multiple_choice.benchmark:MultipleChoice",
-    "prompt_variants": "multiple_choice.variants:PromptVariants",
-    "lm_eval": "lm_eval.benchmark:LMEval",
-    "longbench": "longbench.benchmark:LongBench",
-    "ruler": "ruler.benchmark:Ruler",
-    "needle": "ruler.needle:Needle",
-    "attention": "attention.benchmark:Attention",
-    "perplexity": "perplexity.benchmark:Perplexity",
+    "multiple_choice": "evalkit.benchmarks.multiple_choice.benchmark:MultipleChoice",
+    "prompt_variants": "evalkit.benchmarks.multiple_choice.variants:PromptVariants",
+    "lm_eval": "evalkit.benchmarks.lm_eval.benchmark:LMEval",
+    "longbench": "evalkit.longcontext.longbench.benchmark:LongBench",
+    "ruler": "evalkit.longcontext.ruler.benchmark:Ruler",
+    "needle": "evalkit.longcontext.ruler.needle:Needle",
+    "attention": "evalkit.attention.benchmark:Attention",
+    "perplexity": "evalkit.longcontext.perplexity.benchmark:Perplexity",
 }
 
 
@@ -41,7 +41,7 @@ def kinds() -> Iterator[str]:
 def benchmark(kind: str) -> Benchmark:
     """Return the benchmark of a kind. Raises a `UsageError` if there is none, or if its package cannot be imported."""
     if kind in _OWN:
-        own: Benchmark = resolve_name(f"evalkit.benchmarks.{_OWN[kind]}")()
+        own: Benchmark = resolve_name(_OWN[kind])()
         return own
     made: Benchmark = call_added(f"benchmark '{kind}'", load_added(GROUP, kind, "benchmark", tuple(_OWN)))
     call_added(f"benchmark '{kind}'", made.suites)
@@ -57,6 +57,14 @@ def benchmark_of(run: Run) -> Benchmark:
     if run.complete:
         run.require_form(kind.results_form)
     return kind
+
+
+def has_default_outcome(kind: str) -> bool:
+    """Whether runs of a kind can be compared without naming an outcome; a kind that is not installed may have one."""
+    try:
+        return benchmark(kind).has_default_outcome
+    except UsageError:
+        return True
 
 
 def _loadable() -> Iterator[Benchmark]:

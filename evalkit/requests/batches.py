@@ -132,6 +132,10 @@ class Computation(ABC):
     def is_missing(self, plan: Any, finished: FinishedRows) -> bool:
         """Whether rows are missing."""
 
+    def needs_logits_only(self, plan: Any) -> bool:
+        """Whether a model suffices that only returns logits: its parts are not called, and no text is generated."""
+        return False
+
     @abstractmethod
     def candidates(self, plan: Any) -> Any:
         """Return what `computer` needs of a plan: plain data, with a few documents at most."""

@@ -26,6 +26,9 @@ class RequestComputation(Computation):
     def is_missing(self, plan: Any, finished: FinishedRows) -> bool:
         return any(planner.is_missing(task, finished) for task in plan.requests.tasks)
 
+    def needs_logits_only(self, plan: Any) -> bool:
+        return not any(task.generates for task in plan.requests.tasks)
+
     def candidates(self, plan: Any) -> list[TaskRequests]:
         return [task.candidates() for task in plan.requests.tasks]
 

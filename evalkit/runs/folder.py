@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 LM_EVAL = "lm_eval"
 """Suite name of runs of lm-eval's own tasks, with lm-eval's metrics."""
-LONGBENCH = "longbench"
-"""Kind of LongBench's runs. Where no rule chooses answers, the manifest's rule is the kind."""
 
 MANIFEST, JOURNAL, SCORES, RESULTS = "manifest.json", "journal.jsonl", "scores.parquet", "results.json"
 CHECKPOINT = "config.json"

@@ -44,8 +44,6 @@ from evalkit.requests.batches import Batch, Budget
 from evalkit.runs.finding import folder_name, list_runs
 from evalkit.runs.folder import Run, specification_id
 
-_SCORED = ("multiple_choice", "prompt_variants", "perplexity")
-"""Kinds of runs that need nothing of a model but its logits."""
 _PILOT = 8
 """Documents of each task in the timing of a budget."""
 _DOCUMENTS = ("limit", "sample", "seed")
@@ -356,8 +354,9 @@ class InLoop:
             def work() -> Any:
                 if plan is None or current is None or not current.is_missing:
                     return None
-                kind, budget = benchmark(plan.manifest["kind"]), current.budget()
-                if called and kind.kind not in _SCORED:
+                kind = benchmark(plan.manifest["kind"])
+                budget = current.budget()
+                if called and not kind.computation.needs_logits_only(plan):
                     suite = self._options.get("suite")
                     raise UsageError(f"suite {suite}: needs more than a model's logits; use evalkit run --watch")
                 budget = Budget(budget.scored or tokens or None, budget.kept)

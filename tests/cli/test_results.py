@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from evalkit.benchmarks.attention.groups import KINDS
+from evalkit.attention.groups import KINDS
 from evalkit.benchmarks.run import evaluate
 from evalkit.display import Progress
 from evalkit.runs.folder import Run
@@ -26,7 +26,7 @@ from evalkit.studies.study_file import read_study
 from evalkit.suites.questions import Question
 from evalkit.suites.templates import Template
 from evalkit.tables.layout import layout_names
-from tests.benchmarks.attention.made import made_run
+from tests.attention.made import made_run
 from tests.cli.conftest import Command, complains, completed
 from tests.documents import rewrite
 from tests.studies.conftest import computed_study, files, study

@@ -13,8 +13,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.runs.folder import load_run
 from tests.arguments import arguments
-from tests.benchmarks.longbench.made import record, write
 from tests.cli.conftest import Command, Outcome, complains
+from tests.longcontext.longbench.made import record, write
 from tests.models.loading import edit_config
 from tests.studies.conftest import files
 from tests.tables.runs import mapped, written

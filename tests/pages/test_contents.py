@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 import evalkit
-from evalkit.benchmarks.attention.results import HEADS
+from evalkit.attention.results import HEADS
 from evalkit.benchmarks.registry import benchmark, benchmark_of
 from evalkit.comparison.curves import curve
 from evalkit.comparison.sides import Side, sides_of
@@ -39,7 +39,7 @@ from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import RESULTS, SCORES, Run, load_run
 from evalkit.runs.rules import decide, find_rule, row_scores
 from evalkit.runs.score_table import SEGMENTS
-from tests.benchmarks.attention.made import made_run as made_analysis
+from tests.attention.made import made_run as made_analysis
 from tests.comparison.made import compared, finished_run, make_longbench
 from tests.sealed import specification, write_run
 
