@@ -14,7 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from evalkit.errors import UnknownNameError
-from evalkit.reporting.decimals import fixed, percent
+from evalkit.reporting.numbers import METRICS, SHARES, NumberFormat
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.score_table import CLUSTER, FRACTION, PERCENT
@@ -74,6 +74,11 @@ class Metric:
         return _WHOLE.get(self.unit)
 
     @property
+    def format(self) -> NumberFormat:
+        """How the number is printed: shares in percent."""
+        return NumberFormat(SHARES.places, self.whole) if self.whole else METRICS
+
+    @property
     def record(self) -> dict[str, Any]:
         """All fields, for JSON and CSV: the name is that of the "metric", as in results.json."""
         fields = asdict(self)
@@ -104,15 +109,6 @@ def average_metric(average: Mapping[str, Any]) -> Metric:
     whole = _WHOLE.get(average["unit"])
     bounds = None if whole is None else (0.0, whole)
     return Metric(average["name"], average["metric"], n=0, bounds=bounds, **about)
-
-
-def formatted(metric: Metric | None) -> tuple[str, str]:
-    """Return a number and its error as printed, shares in percent; a dash, and empty, where there is none."""
-    if metric is None or metric.value is None:
-        return "–", ""
-    if whole := metric.whole:
-        return percent(metric.value / whole), "" if metric.stderr is None else percent(metric.stderr / whole)
-    return fixed(metric.value, 4), "" if metric.stderr is None else fixed(metric.stderr, 4)
 
 
 def _check_unit(of: Metric | Measure) -> None:
@@ -301,8 +297,7 @@ def metrics_report(run: Run, metrics: Sequence[Metric]) -> Report:
         layer = "" if metric.layer is None else f", layer {metric.layer}"
         name = metric.name + layer + (LOWER_IS_BETTER if metric.higher_is_better is False else "")
         task = metric.task + "*" * (metric.task in caveats(run.manifest))
-        error = "–" if metric.stderr is None else f"± {fixed(metric.stderr, 4)}"
-        rows.append([task, name, f"{metric.n:,}", fixed(metric.value, 4), error])
+        rows.append([task, name, f"{metric.n:,}", *METRICS.columns(metric.value, metric.stderr)])
     table = simple_table(run.suite, ["task", "metric", "n", "value", "± SE"], rows, texts=2)
     lower = [LOWER_NOTE] if any(metric.higher_is_better is False for metric in metrics) else []
     notes = (*lower, *run_notes(run.manifest))

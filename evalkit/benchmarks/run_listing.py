@@ -17,13 +17,13 @@ from evalkit.benchmarks.outcomes import (
     LOWER_NOTE,
     Metric,
     average_metric,
-    formatted,
     headline_entries,
 )
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.registry import kinds as known_kinds
 from evalkit.errors import RunError, reading_as
 from evalkit.inputs.values import by_number
+from evalkit.reporting.numbers import UNKNOWN
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.finding import DamagedRun, scan
@@ -333,8 +333,9 @@ def mark_of(runs: Iterable[Run], tasks: Collection[str]) -> str:
 
 
 def _cell(metric: Metric | None, has_error: bool) -> str:
-    value, error = formatted(metric)
-    return f"{value} ± {error}" if has_error and error else value
+    if metric is None:
+        return UNKNOWN
+    return metric.format.with_error(metric.value, metric.stderr if has_error else None)
 
 
 def _labels(models: Sequence[str]) -> tuple[str, list[str]]:

@@ -20,6 +20,7 @@ from evalkit.benchmarks.outcomes import Metric
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.data import HubSplit
 from evalkit.errors import UsageError
+from evalkit.reporting.numbers import NumberFormat, following
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import caveats, is_imported, origin, traits
 
@@ -152,7 +153,7 @@ def hub_files(content: Content) -> dict[str, str]:
             )
         )
         notes = "".join(f"{caveat}; " for caveat in score.caveats)
-        error = "" if score.stderr is None else f" ± {_shown(score, score.stderr)}"
+        error = following(NumberFormat(4, metric.whole).spread(score.stderr))
         how = ", ".join(f"{key} {value}" for key, value in content.protocol.items())
         unit = " in %" if metric.whole else ""
         entries.append(
@@ -172,7 +173,8 @@ def hub_files(content: Content) -> dict[str, str]:
 
 
 def _shown(score: ExportedScore, value: float) -> float:
-    return round(100 * value if score.metric.whole else value, 4)
+    whole = score.metric.whole
+    return round(100 * value / whole if whole else value, 4)
 
 
 def every_eval_ever_files(content: Content) -> dict[str, str]:

@@ -11,10 +11,11 @@ from itertools import groupby
 from typing import NamedTuple
 
 from evalkit.benchmarks.differences import differences
-from evalkit.benchmarks.outcomes import LOWER_NOTE, Metric, formatted
+from evalkit.benchmarks.outcomes import LOWER_NOTE, Metric
 from evalkit.benchmarks.run_listing import Summarised, column_heading, documents_words
 from evalkit.comparison.sides import Side, check_uniform
 from evalkit.errors import UsageError
+from evalkit.reporting.numbers import UNKNOWN
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, literal
 from evalkit.runs.folder import Run
@@ -105,7 +106,9 @@ def _column(name: str, rows: Sequence[_PageRow]) -> tuple[str, list[Cell]]:
     first, better = next(iter(metrics)), {metric.higher_is_better for metric in metrics.values()}
     runs = [run for number in metrics for run in rows[number].runs]
     heading = name if metrics[first].n == 0 else column_heading(runs, [*metrics.values()])
-    cells = [Cell(*formatted(metrics.get(number))) for number in range(len(rows))]
+    cells = [Cell(UNKNOWN)] * len(rows)
+    for number, metric in metrics.items():
+        cells[number] = Cell(metric.format.value(metric.value), metric.format.spread(metric.stderr))
     rivals = {number: metric.value for number, metric in metrics.items()
               if rows[number].competes and metric.value is not None}  # fmt: skip
     differ = len({cells[number].value for number in rivals}) > 1

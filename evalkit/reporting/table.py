@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from evalkit.errors import TableError
 from evalkit.escape import printable
+from evalkit.reporting.numbers import following
 
 _TOKENS = re.compile(r"\\([\\*~$])|(\*\*|\*|~|\$)|([^\\*~$]+|\\)")
 """A backslash before a character of the markup stands for that character; any other backslash for itself."""
@@ -172,10 +173,9 @@ def marked(styled: Span | Cell, text: str, markup: Markup) -> str:
     return text
 
 
-def beside(cell: Cell, plus_minus: str = " ± ") -> str:
+def beside(cell: Cell) -> str:
     """Return what follows the value: spread and difference."""
-    spread = f"{plus_minus}{cell.spread}" if cell.spread else ""
-    return spread + (f" ({cell.difference})" if cell.difference else "")
+    return following(cell.spread) + (f" ({cell.difference})" if cell.difference else "")
 
 
 def column_names(table: Table) -> list[str]:

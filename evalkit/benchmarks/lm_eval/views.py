@@ -47,6 +47,7 @@ from evalkit.models.context.extension import Extension
 from evalkit.models.loading.spec import tokenizer_alone
 from evalkit.models.loading.tokenizer import fed_text
 from evalkit.reporting.decimals import fixed
+from evalkit.reporting.numbers import METRICS
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import LM_EVAL, Run
@@ -212,9 +213,7 @@ def headline(run: Run, rule: str | None = None) -> tuple[Metric | None, str]:
 
 
 def _number(value: Any) -> str:
-    if value is None:
-        return "–"
-    return fixed(value, 4) if isinstance(value, (int, float)) else str(value)
+    return str(value) if isinstance(value, str) else METRICS.value(value)
 
 
 def _rows(entry: Mapping[str, Any], marked: bool) -> Iterator[list[str]]:
@@ -227,7 +226,7 @@ def _rows(entry: Mapping[str, Any], marked: bool) -> Iterator[list[str]]:
     ]
     for metric in entry["metrics"]:
         name = metric["metric"] + (LOWER_IS_BETTER if metric["higher_is_better"] is False else "")
-        error = "–" if metric["stderr"] is None else f"± {fixed(metric['stderr'], 4)}"
+        _, error = METRICS.columns(None, metric["stderr"])
         task, n, shown_shots, shown_seconds = of_task
         yield [task, metric["filter"], name, n, shown_shots, _number(metric["value"]), error, shown_seconds]
         of_task = [""] * 4

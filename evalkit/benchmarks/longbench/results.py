@@ -25,8 +25,8 @@ from evalkit.benchmarks.longbench.official import EditVariant, score_prediction
 from evalkit.benchmarks.longbench.protocol import GROUPS, TASKS, SuiteName, Task, find_task, suite_tasks
 from evalkit.display import doing
 from evalkit.errors import DataError, reading_as
-from evalkit.reporting.decimals import fixed
 from evalkit.reporting.figures import RunFigure, check_figure_path, line_look, new_figure, save_figure
+from evalkit.reporting.numbers import PERCENTAGES, UNKNOWN
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
@@ -202,10 +202,11 @@ def longbench_report(
     cells = []
     for line in lines + means:
         name = TASKS[line["name"]].label if line["kind"] == "task" else line["name"]
-        interval = "–" if line["low"] is None else f"{fixed(line['low'], 2)} to {fixed(line['high'], 2)}"
+        bounds = [PERCENTAGES.value(line[bound]) for bound in ("low", "high")]
+        interval = UNKNOWN if line["low"] is None else " to ".join(bounds)
         row = [name + "*" * (line["official"] is False), _METRICS.get(line["metric"], ""), f"{line['n']:,}"]
-        of_buckets = [fixed(line[f"value_{bucket}"], 2) for bucket in buckets]
-        row += [fixed(line["value"], 2), fixed(line["stderr"], 2), interval, *of_buckets]
+        of_buckets = [PERCENTAGES.value(line[f"value_{bucket}"]) for bucket in buckets]
+        row += [PERCENTAGES.value(line["value"]), PERCENTAGES.error(line["stderr"]), interval, *of_buckets]
         cells.append(row + ([str(line["truncated"] or "")] if truncated else []))
     headers = ["task", "metric", "n", "score", "± SE", "95 % interval", *buckets, *(["cut"] if truncated else [])]
     footnotes = {

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from evalkit.data.requests import MOST_TOKENS, is_macro, request_tasks
 from evalkit.errors import UsageError
 from evalkit.models.context.extension import Extension
 from evalkit.reporting.decimals import fixed, percent
+from evalkit.reporting.numbers import MEANS, SHARES, UNKNOWN
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, literal, simple_table
 from evalkit.runs.accuracies import (
@@ -61,7 +61,7 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     details = []
     for task, parts in results.subtasks.items() if detail else ():
         rows = [
-            [part.task.removeprefix(f"{task}_"), f"{part.n:,}", percent(part.value), plus_minus(part.stderr)]
+            [part.task.removeprefix(f"{task}_"), f"{part.n:,}", *SHARES.columns(part.value, part.stderr)]
             for part in parts
         ]
         details.append(simple_table(task, [label_of(task).full, "n", "acc. %", "± SE"], rows))
@@ -81,7 +81,7 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
         details.insert(0, _forms_table(forms, average, results.rule, manifest))
         content["forms"] = {name: asdict(result) for name, result in forms} | {"Average": asdict(average)}
     if detail or any(task.task in request_tasks() for task in results.tasks):
-        centred = f"{percent(results.average.centred)} {plus_minus(results.average.centred_stderr)}"
+        centred = SHARES.with_error(results.average.centred, results.average.centred_stderr)
         notes.append(f"average centred on chance (0: guessing, 100: all right): {centred}")
     return Report(
         (accuracy_table(results, manifest, seconds), *details),
@@ -96,8 +96,7 @@ def _lm_eval_beside(run: Run, results: Results) -> Iterator[str]:
     rule = results.rule
     if rule != _LM_EVAL_RULE and _LM_EVAL_RULE in available_rules(with_choices(run.scores)):
         average = run.results(_LM_EVAL_RULE).average
-        error = "" if average.stderr is None else f" {plus_minus(average.stderr)}"
-        shown = f"{percent(average.value)}{error}"
+        shown = SHARES.with_error(average.value, average.stderr)
         when = f"report {rule} beside numbers of this protocol, {_LM_EVAL_RULE} beside lm-eval's of the same prompts"
         yield f"average by {_LM_EVAL_RULE}, lm-eval's rule: {shown}; {when}"
 
@@ -106,9 +105,9 @@ def _forms_table(
     forms: Sequence[tuple[str, TaskResult]], average: Average, rule: str, manifest: Mapping[str, Any]
 ) -> Table:
     """Return each task's better form, which is chosen on the documents that it is measured on, as in OLMES."""
-    rows = [[name, label_of(result.task, manifest).full, percent(result.value), plus_minus(result.stderr)]
+    rows = [[name, label_of(result.task, manifest).full, *SHARES.columns(result.value, result.stderr)]
             for name, result in forms]  # fmt: skip
-    rows.append([average.name, "", percent(average.value), plus_minus(average.stderr)])
+    rows.append([average.name, "", *SHARES.columns(average.value, average.stderr)])
     title = "The better form of each task" + ", as OLMES reports it" * (rule == "olmes")
     return simple_table("forms", ["task", "form", "acc. %", "± SE"], rows, texts=2, ruled={len(forms)}, title=title)
 
@@ -120,15 +119,15 @@ def _outcome_report(run: Run, key: str, seconds: Mapping[str, float] | None, det
     averages, measure = outcome_averages(manifest, metrics), comparable.measure(key)
     chosen = by_rule[beside] if (beside := rule_beside(by_rule)) else None
     accuracies = {result.task: percent(result.value) for result in chosen.tasks} if chosen else {}
-    by_task, decimals = {metric.task: metric for metric in metrics}, partial(fixed, places=3)
+    by_task = {metric.task: metric for metric in metrics}
 
     def cells(name: str, result: Any, is_last: bool) -> list[str]:
         if isinstance(result, Metric):
             spent = "" if seconds is None else fixed(seconds.get(result.task, 0.0), 1)
-            value, error, number = result.value or 0.0, result.stderr, f"{result.n:,}"
-            return [name, number, decimals(value), plus_minus(error, decimals), accuracies.get(result.task, ""), spent]
+            numbers = MEANS.columns(result.value or 0.0, result.stderr)
+            return [name, f"{result.n:,}", *numbers, accuracies.get(result.task, ""), spent]
         spent = fixed(sum(seconds.values()), 1) if seconds is not None and is_last else ""
-        return [name, "", decimals(result["value"]), plus_minus(result["stderr"], decimals), "", spent]
+        return [name, "", *MEANS.columns(result["value"], result["stderr"]), "", spent]
 
     rows, ruled = grouped_rows(manifest, by_task, averages, cells)
     headers = ["task", "n", measure.name, "± SE", "acc. %", "seconds"]
@@ -158,7 +157,7 @@ def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mappi
     """Return the accuracies of all tasks and the averages under one rule; without `seconds`, no column for them."""
 
     def cells(name: str, result: TaskResult | Average, is_last: bool) -> list[str]:
-        accuracy = [percent(result.value), plus_minus(result.stderr)]
+        accuracy = SHARES.columns(result.value, result.stderr)
         if isinstance(result, Average):
             spent = "" if seconds is None or not is_last else fixed(sum(seconds.values()), 1)
             return [name, "", *accuracy, "", "", "", spent]
@@ -231,24 +230,20 @@ def outcomes_table(run: Run, rule: str) -> Table:
             metrics = outcome_metrics(comparable, f"{MARGIN}:{rule}" if outcome.name == MARGIN else outcome.name)
         except UsageError as error:
             notes.append(str(error))
-            rows.append([outcome.title, *["–"] * (len(tasks) + 1)])
+            rows.append([outcome.title, *[UNKNOWN] * (len(tasks) + 1)])
         else:
             values = [metric.value for metric in metrics if metric.value is not None]
             means = [*values, sum(values) / len(values)]
             rows.append(
                 [
                     outcome.title + LOWER_IS_BETTER * (not outcome.higher_is_better),
-                    *(fixed(value, 3) for value in means),
+                    *map(MEANS.value, means),
                 ]
             )
     names = [label_of(task, run.manifest).short for task in tasks]
     title = f"The same scores as continuous outcomes (means over documents; {LOWER_NOTE})"
     table = simple_table("outcomes", ["outcome", *names, "Avg."], rows, title=title)
     return table._replace(notes=tuple(map(literal, notes)))
-
-
-def plus_minus(stderr: float | None, shown: Callable[[float], str] = percent) -> str:
-    return "–" if stderr is None else f"± {shown(stderr)}"
 
 
 def marked_label(task: str, manifest: Mapping[str, Any]) -> str:

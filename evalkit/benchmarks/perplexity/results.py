@@ -24,6 +24,7 @@ from evalkit.escape import counted
 from evalkit.models.context.extension import Extension
 from evalkit.reporting import figures
 from evalkit.reporting.decimals import fixed
+from evalkit.reporting.numbers import METRICS, UNKNOWN
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
@@ -46,7 +47,6 @@ _SPACES = re.compile(r"\s+")
 _MOST_NATS = 700
 _BITS = f"bits/byte{LOWER_IS_BETTER}"
 _SUMS = ("documents", "bytes", "tokens", _BITS, "± SE", "per byte", "per word", "per token")
-_PLACES = 4
 _WIDTH, _HEIGHT = 6.4, 3.6
 """Inches of the figure, without its notes."""
 
@@ -177,8 +177,7 @@ def _known(number: float) -> float | None:
 def headline(run: Run, rule: str | None = None) -> tuple[Metric, str]:
     """Return bits per byte over all documents."""
     whole = run.stored["whole"]
-    value, error = _value(whole["value"], whole["stderr"])
-    shown = value if whole["stderr"] is None else f"{value} {error}"
+    shown = METRICS.with_error(whole["value"], whole["stderr"])
     return average_metric({"name": "Average"} | whole), f"{shown} bits per byte"
 
 
@@ -208,14 +207,10 @@ def methods_report(runs: Mapping[str, Run]) -> Report:
     return Report(tables, notes=notes, content=content, records=records)
 
 
-def _value(bits: float | None, stderr: float | None) -> tuple[str, str]:
-    return fixed(bits, _PLACES), "–" if stderr is None else f"± {fixed(stderr, _PLACES)}"
-
-
 def _sums(name: str, values: Mapping[str, Any]) -> list[str]:
     counts = [f"{values[count]:,}" for count in ("n", "bytes", "tokens")]
     perplexities = [fixed(values[f"{unit}_perplexity"], 3) for unit in ("byte", "word", "token")]
-    return [name, *counts, *_value(values["value"], values["stderr"]), *perplexities]
+    return [name, *counts, *METRICS.columns(values["value"], values["stderr"]), *perplexities]
 
 
 def _positions(runs: Mapping[str, Run]) -> Table:
@@ -227,13 +222,13 @@ def _positions(runs: Mapping[str, Run]) -> Table:
     if len(runs) == 1:
         headers = ["positions", "documents", "tokens", _BITS, "± SE", "nats/token"]
         for row, bin in zip(rows, longest, strict=True):
-            value = _value(bin.bits_per_byte, bin.stderr)
+            value = METRICS.columns(bin.bits_per_byte, bin.stderr)
             row += [f"{bin.documents:,}", f"{bin.tokens:,}", *value, fixed(bin.nats / bin.tokens, 3)]
     else:
         headers = ["positions", "tokens", *(f"{name}{LOWER_IS_BETTER}" for name in runs)]
-        values = [{bin.first: fixed(bin.bits_per_byte, _PLACES) for bin in bins} for bins in by_run]
+        values = [{bin.first: METRICS.value(bin.bits_per_byte) for bin in bins} for bins in by_run]
         for row, bin in zip(rows, longest, strict=True):
-            row += [f"{bin.tokens:,}", *(of_run.get(bin.first, "–") for of_run in values)]
+            row += [f"{bin.tokens:,}", *(of_run.get(bin.first, UNKNOWN) for of_run in values)]
     return simple_table("positions", headers, rows)
 
 

@@ -17,7 +17,6 @@ from evalkit.benchmarks.multiple_choice.results_report import (
     error_notes,
     grouped_rows,
     marked_label,
-    plus_minus,
     prompt_notes,
     sources_text,
 )
@@ -33,13 +32,12 @@ from evalkit.benchmarks.prompt_variants.results import (
 from evalkit.errors import UnknownNameError
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.figures import RunFigure
+from evalkit.reporting.numbers import SHARES, UNKNOWN
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import find_rule
 from evalkit.runs.traits import run_notes
-
-_NONE = "–"
 
 
 def varied_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
@@ -64,13 +62,13 @@ def varied_report(run: Run, rule: str | None = None, detail: bool = False) -> Re
 
 def _spread_table(run: Run, results: VariedResults) -> Table:
     def cells(name: str, result: VariedAccuracy, _: bool) -> list[str]:
-        extremes = [_NONE, _NONE]
+        extremes = [UNKNOWN, UNKNOWN]
         if len(result.prompts) > 1:
             # The first prompt of several with the same accuracy
             ends = (extreme(result.prompts, key=attrgetter("value")) for extreme in (min, max))
             extremes = [f"{percent(end.value)} ({end.prompt})" for end in ends]
         n = "" if result.n is None else f"{result.n:,}"
-        return [name, n, str(len(result.prompts)), percent(result.value), *_errors(result), *extremes]
+        return [name, n, str(len(result.prompts)), *_mean(result), *_deviations(result), *extremes]
 
     by_name = {task.name: task for task in results.tasks}
     rows, ruled = grouped_rows(run.manifest, by_name, results.averages, cells)
@@ -78,9 +76,12 @@ def _spread_table(run: Run, results: VariedResults) -> Table:
     return simple_table("results", headers, rows, ruled=ruled, title=f"Accuracy over prompts, rule {results.rule}")
 
 
-def _errors(result: VariedAccuracy) -> list[str]:
-    deviations = [_NONE if value is None else percent(value) for value in (result.spread, result.by_chance)]
-    return [plus_minus(result.stderr), *deviations]
+def _mean(result: VariedAccuracy) -> tuple[str, str]:
+    return SHARES.columns(result.value, result.stderr)
+
+
+def _deviations(result: VariedAccuracy) -> list[str]:
+    return [SHARES.error(result.spread), SHARES.error(result.by_chance)]
 
 
 def _columns(run: Run, results: VariedResults) -> tuple[list[str], list[VariedAccuracy]]:
@@ -94,7 +95,7 @@ def _columns(run: Run, results: VariedResults) -> tuple[list[str], list[VariedAc
 def _prompts_table(run: Run, tables: PromptTables, results: VariedResults) -> Table:
     names, columns = _columns(run, results)
     accuracies = [{under.prompt: percent(under.value) for under in column.prompts} for column in columns]
-    rows = [[prompt, *(of_task.get(prompt, _NONE) for of_task in accuracies)] for prompt in tables.prompts]
+    rows = [[prompt, *(of_task.get(prompt, UNKNOWN) for of_task in accuracies)] for prompt in tables.prompts]
     title = f"Accuracy in % under each prompt, rule {results.rule}"
     return simple_table("prompts", ["prompt", *names], rows, title=title)
 
@@ -102,7 +103,7 @@ def _prompts_table(run: Run, tables: PromptTables, results: VariedResults) -> Ta
 def _subject_tables(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[Table]:
     for task in (task.name for task in results.tasks):
         rows = [
-            [subject.name.removeprefix(f"{task}_"), f"{subject.n:,}", percent(subject.value), *_errors(subject)]
+            [subject.name.removeprefix(f"{task}_"), f"{subject.n:,}", *_mean(subject), *_deviations(subject)]
             for subject in subject_accuracies(tables, task, results.rule)
         ]
         if rows:
@@ -114,8 +115,8 @@ def _rules_table(run: Run, by_rule: dict[str, VariedResults], chosen: str) -> Ta
     rows = []
     for rule, results in by_rule.items():
         names, columns = _columns(run, results)
-        means, spread = [percent(column.value) for column in columns], _errors(results.average)[1:]
-        rows.append([f"{rule} <" if rule == chosen else rule, *means, *spread])
+        means = [percent(column.value) for column in columns]
+        rows.append([f"{rule} <" if rule == chosen else rule, *means, *_deviations(results.average)])
     title = "The same scores under every rule that all prompts support (mean over prompts in %; <: the rule above)"
     return simple_table("rules", ["rule", *names, "SD", "by chance"], rows, title=title)
 
