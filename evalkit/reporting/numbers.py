@@ -45,9 +45,13 @@ class NumberFormat:
         """Format a number and, if known, its error: "67.0 ± 3.3"."""
         return self.value(number) + following(self.spread(stderr))
 
+    def plus_minus(self, stderr: float | None) -> str:
+        """Format an error that stands alone: "± 3.3"; a dash if it is unknown."""
+        return following(self.spread(stderr)).lstrip() or UNKNOWN
+
     def columns(self, number: float | None, stderr: float | None) -> tuple[str, str]:
         """Format a number and its error for two columns: "67.0" and "± 3.3"."""
-        return self.value(number), following(self.spread(stderr)).lstrip() or UNKNOWN
+        return self.value(number), self.plus_minus(stderr)
 
 
 SHARES = NumberFormat(1, whole=1.0)

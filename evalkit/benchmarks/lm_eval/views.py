@@ -213,7 +213,7 @@ def headline(run: Run, rule: str | None = None) -> tuple[Metric | None, str]:
 
 
 def _number(value: Any) -> str:
-    return str(value) if isinstance(value, str) else METRICS.value(value)
+    return METRICS.value(value) if value is None or isinstance(value, (int, float)) else str(value)
 
 
 def _rows(entry: Mapping[str, Any], marked: bool) -> Iterator[list[str]]:
@@ -226,7 +226,7 @@ def _rows(entry: Mapping[str, Any], marked: bool) -> Iterator[list[str]]:
     ]
     for metric in entry["metrics"]:
         name = metric["metric"] + (LOWER_IS_BETTER if metric["higher_is_better"] is False else "")
-        _, error = METRICS.columns(None, metric["stderr"])
+        error = METRICS.plus_minus(metric["stderr"])
         task, n, shown_shots, shown_seconds = of_task
         yield [task, metric["filter"], name, n, shown_shots, _number(metric["value"]), error, shown_seconds]
         of_task = [""] * 4
