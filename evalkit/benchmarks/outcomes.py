@@ -17,8 +17,9 @@ from evalkit.errors import UnknownNameError
 from evalkit.reporting.numbers import METRICS, SHARES, NumberFormat
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
+from evalkit.runs.notes import direction_mark, notes_below
 from evalkit.runs.score_table import CLUSTER, FRACTION, PERCENT
-from evalkit.runs.traits import caveats, run_notes
+from evalkit.runs.traits import caveat_mark
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 CONTENT = "content"
 """Column of documents with the hash of their content, where runs of other programs number them in their own way."""
-LOWER_IS_BETTER = " ↓"
-"""Mark after the metric's name, explained by `LOWER_NOTE`."""
-LOWER_NOTE = "↓: lower is better"
 
 
 _WHOLE: dict[str | None, float] = {FRACTION: 1.0, PERCENT: 100.0}
@@ -295,10 +293,9 @@ def metrics_report(run: Run, metrics: Sequence[Metric]) -> Report:
     rows = []
     for metric in metrics:
         layer = "" if metric.layer is None else f", layer {metric.layer}"
-        name = metric.name + layer + (LOWER_IS_BETTER if metric.higher_is_better is False else "")
-        task = metric.task + "*" * (metric.task in caveats(run.manifest))
+        name = metric.name + layer + direction_mark(metric.higher_is_better)
+        task = metric.task + caveat_mark(run.manifest, [metric.task])
         rows.append([task, name, f"{metric.n:,}", *METRICS.columns(metric.value, metric.stderr)])
     table = simple_table(run.suite, ["task", "metric", "n", "value", "± SE"], rows, texts=2)
-    lower = [LOWER_NOTE] if any(metric.higher_is_better is False for metric in metrics) else []
-    notes = (*lower, *run_notes(run.manifest))
+    notes = notes_below(run.manifest, (), (metric.higher_is_better for metric in metrics))
     return Report((table,), notes=notes, content=run_content(run), records=[metric.record for metric in metrics])

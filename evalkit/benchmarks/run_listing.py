@@ -13,8 +13,6 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from evalkit.benchmarks.outcomes import (
-    LOWER_IS_BETTER,
-    LOWER_NOTE,
     Metric,
     average_metric,
     headline_entries,
@@ -28,13 +26,12 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.finding import DamagedRun, scan
 from evalkit.runs.folder import JOURNAL, RESULTS, Run
+from evalkit.runs.notes import direction_mark, error_note, notes_of_runs, run_notes
 from evalkit.runs.traits import (
-    caveats,
+    caveat_mark,
     documents_read,
     is_imported,
     kinds,
-    notes_of_runs,
-    run_notes,
     selection_words,
     windows_of_text,
 )
@@ -267,10 +264,9 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
     is_error_shown = any("±" in cell for row in rows for cell in row)
     notes = [f"checkpoints are in {folder}"] if folder else []
     notes += [f"{entry.model}: {entry.state}: {entry.message}" for entry in summarised if entry.message]
-    notes += notes_of_runs((entry.model, run.manifest) for entry in summarised for run in entry.runs)
     every = [metric for firsts in metrics for metric in firsts.values()]
-    if any(metric.higher_is_better is False for metric in every):
-        notes.append(LOWER_NOTE)
+    manifests = [(entry.model, run.manifest) for entry in summarised for run in entry.runs]
+    notes += notes_of_runs(manifests, [metric.higher_is_better for metric in every])
     content, records = list[dict[str, Any]](), list[dict[str, Any]]()
     for entry, firsts, average in zip(summarised, metrics, averages, strict=True):
         ids, folders = [run.manifest["id"] for run in entry.runs], [str(run.folder) for run in entry.runs]
@@ -293,7 +289,7 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
         documents_words(runs, every) if every else "",
         f"{count} of {len(summarised)} {headers[0]}s are finished" if count < len(summarised) else "",
         "means over seeds" if seeds else "",
-        f"±: {'standard deviation over seeds' if seeds else 'standard error over documents'}" if is_error_shown else "",
+        error_note([seeds]) if is_error_shown else "",
     ]
     table = simple_table(name, headers, rows)
     caption = f"{'; '.join(filter(None, words))}."
@@ -323,13 +319,13 @@ def documents_words(runs: Iterable[Run], metrics: Iterable[Metric]) -> str:
 def column_heading(runs: Sequence[Run], metrics: Sequence[Metric]) -> str:
     """Return the heading of the column that has a task's metrics of runs of one benchmark."""
     task = metrics[0].task
-    lower = LOWER_IS_BETTER * any(metric.higher_is_better is False for metric in metrics)
+    lower = direction_mark(all(metric.higher_is_better is not False for metric in metrics))
     return f"{benchmark_of(runs[0]).label(runs[0], task).short}{mark_of(runs, [task])}{lower}"
 
 
 def mark_of(runs: Iterable[Run], tasks: Collection[str]) -> str:
     """Return an asterisk if a run has caveats of one of the tasks."""
-    return "*" * any(task in tasks for run in runs for task in caveats(run.manifest))
+    return "*" * any(caveat_mark(run.manifest, tasks) for run in runs)
 
 
 def _cell(metric: Metric | None, has_error: bool) -> str:

@@ -25,11 +25,11 @@ from evalkit.comparison.sentences import (
     prompts_sentence,
     tasks_sentence,
 )
-from evalkit.data.requests import is_macro
 from evalkit.escape import counted
 from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
+from evalkit.runs.notes import macro_note
 from evalkit.stats.significance import DRAWS
 
 _DOMINANT = 0.25
@@ -207,8 +207,7 @@ def _notes(compared: Comparison, b: str) -> Iterator[str]:
         yield f"†: documents share sources ({listed}): clustered error{tested * (not seeds)}"
     if strata := [task for task in tasks if task.strata > 1]:
         yield f"stratified by subject: {', '.join(label(compared, task.name) for task in strata)}"
-    if macro := [label(compared, task.name) for task in strata if is_macro(task.name)]:
-        yield f"mean over subjects, each of which counts the same: {', '.join(macro)}"
+    yield from macro_note({task.name: label(compared, task.name) for task in strata})
     if measure.alternatives == "prompt":
         yield from _PROMPT_NOTES
     evidence = "documents and runs" if any(task.spread for task in tasks) else "documents"

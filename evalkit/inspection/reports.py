@@ -14,8 +14,7 @@ from evalkit.reporting.decimals import fixed, signed_number
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.reporting.terminal import coloured
-from evalkit.runs.rules import find_rule
-from evalkit.runs.traits import notes_of_runs
+from evalkit.runs.notes import TRUNCATED, notes_of_runs, rule_note
 
 _OPTION, _LISTED_OPTION, _LISTED_TEXT = 40, 24, 60
 """Most characters of an option, of one in a list (or of an answer), and of the beginning of a text there."""
@@ -182,7 +181,7 @@ def _notes(document: DocumentOutcome) -> Iterator[str]:
     yield "log-likelihoods are natural logarithms; perplexity: exp(-log-likelihood / tokens); –: not scored"
     if document.truncated:
         cut = [f"{int(row['truncated']):,} tokens of choice {choice}" for choice, row in enumerate(document.rows)]
-        yield f"the context was truncated on the left to fit the context window: {', '.join(cut)}"
+        yield f"the context was {TRUNCATED}: {', '.join(cut)}"
 
 
 def _list_table(shown: Sequence[SelectedDocument], begins: Sequence[str], runs: int) -> Table:
@@ -213,7 +212,7 @@ def _prediction(document: DocumentOutcome) -> tuple[str, str, str]:
 
 def _list_notes(selection: Selection, shown: Sequence[SelectedDocument], rule: str | None) -> Iterator[str]:
     if rule is not None:
-        yield f"rule {rule}: {find_rule(rule).description}"
+        yield rule_note(rule)
         margin = "score of the gold choice less the highest score of another choice, by the rule"
         yield f"margin: {margin}; log-likelihoods are in nats"
     yield from notes_of_runs((of_run.run.model, of_run.run.manifest) for of_run in selection.tasks[0])

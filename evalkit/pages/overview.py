@@ -22,11 +22,10 @@ from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
+from evalkit.runs.notes import notes_of_runs, run_notes
 from evalkit.runs.traits import (
-    caveats,
+    caveat_mark,
     is_imported,
-    notes_of_runs,
-    run_notes,
     traits,
 )
 
@@ -155,7 +154,7 @@ def _documents_table(run: Run) -> Table:
 
 
 def _label(run: Run, task: str) -> str:
-    return benchmark_of(run).label(run, task).full + "*" * (task in caveats(run.manifest))
+    return benchmark_of(run).label(run, task).full + caveat_mark(run.manifest, [task])
 
 
 class Licence(NamedTuple):

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from evalkit.benchmarks.differences import differences
-from evalkit.benchmarks.outcomes import LOWER_NOTE, Metric
+from evalkit.benchmarks.outcomes import Metric
 from evalkit.benchmarks.run_listing import Summarised, column_heading, documents_words
 from evalkit.comparison.sides import Side, check_uniform
 from evalkit.errors import UsageError
@@ -19,7 +19,7 @@ from evalkit.reporting.numbers import UNKNOWN
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, literal
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import notes_of_runs
+from evalkit.runs.notes import error_note, notes_of_runs
 from evalkit.studies.results import StudyTraining
 
 
@@ -127,10 +127,8 @@ def _notes(rule: str | None, rows: Sequence[_PageRow], table: Table) -> Iterator
     if rules := dict.fromkeys(str(rule or row.runs[0].rule) for row in rows if row.runs[0].rule):
         yield f"rule: {', '.join(rules)}"
     if any(metric.stderr is not None for metric in metrics):
-        over_seeds = "; of averages over seeds their standard deviation" * any(len(row.runs) > 1 for row in rows)
-        yield f"±: standard error over documents{over_seeds}"
+        yield error_note([len(row.runs) > 1 for row in rows])
     if any(cell.bold for line in table.lines for cell in line.cells):
         yield "bold: the best model of a column as printed; the comparisons say whether it is better than another"
-    yield from notes_of_runs((row.side.name, run.manifest) for row in rows for run in row.runs)
-    if any(metric.higher_is_better is False for metric in metrics):
-        yield LOWER_NOTE
+    manifests = [(row.side.name, run.manifest) for row in rows for run in row.runs]
+    yield from notes_of_runs(manifests, [metric.higher_is_better for metric in metrics])

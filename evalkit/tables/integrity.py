@@ -18,7 +18,8 @@ from evalkit.paths import resource
 from evalkit.reporting.decimals import half_up, to_text
 from evalkit.reporting.table import Table, literal
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import run_notes, summary, traits
+from evalkit.runs.notes import run_notes
+from evalkit.runs.traits import summary, traits
 from evalkit.tables.fill import Number, computed, fill, published_numbers, with_averages
 from evalkit.tables.layout import AVERAGE, Group, LayoutItem, TableLayout, load_layout
 from evalkit.tables.measured import task_values

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -19,14 +18,13 @@ from evalkit.benchmarks.multiple_choice.outcomes import (
     outcome_metrics,
 )
 from evalkit.benchmarks.multiple_choice.suites import label_of
-from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
-from evalkit.data.requests import MOST_TOKENS, is_macro, request_tasks
+from evalkit.benchmarks.outcomes import Metric
+from evalkit.data.requests import MOST_TOKENS, request_tasks
 from evalkit.errors import UsageError
-from evalkit.models.context.extension import Extension
 from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.numbers import MEANS, SHARES, UNKNOWN
 from evalkit.reporting.report import Report
-from evalkit.reporting.table import Table, literal, simple_table
+from evalkit.reporting.table import Table, Text, literal, simple_table
 from evalkit.runs.accuracies import (
     Average,
     Results,
@@ -40,12 +38,12 @@ from evalkit.runs.accuracies import (
     with_choices,
 )
 from evalkit.runs.folder import Run
-from evalkit.runs.rules import RULES, all_rules, distinct, find_rule, invalid_rules, why_unusable
+from evalkit.runs.notes import LOWER_NOTE, TRUNCATED, direction_mark, macro_note, notes_below, rule_note
+from evalkit.runs.rules import RULES, all_rules, distinct, invalid_rules, why_unusable
 from evalkit.runs.score_table import MARGIN, outcome_of
-from evalkit.runs.traits import caveats, is_imported, run_notes, unofficial
+from evalkit.runs.traits import caveat_mark, is_imported, unofficial
 
 _LM_EVAL_RULE = "acc"
-_UNKNOWN_ERROR = "–: no error can be given where all documents of a task scored alike"
 
 
 def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
@@ -133,13 +131,8 @@ def _outcome_report(run: Run, key: str, seconds: Mapping[str, float] | None, det
     headers = ["task", "n", measure.name, "± SE", "acc. %", "seconds"]
     keep = [i for i in range(len(headers)) if any(row[i] for row in rows)]
     table = simple_table("results", [headers[i] for i in keep], [[row[i] for i in keep] for row in rows], ruled=ruled)
-    notes = [
-        measure.words,
-        *([f"acc.: rule {chosen.rule}"] if chosen else []),
-        *_measurement_notes(manifest, metrics),
-        *_document_notes(manifest),
-    ]
-    tables = [table._replace(notes=tuple(map(literal, notes)))]
+    lines = [measure.words, *([f"acc.: rule {chosen.rule}"] if chosen else []), *_averages_note(manifest)]
+    tables = [table._replace(notes=_notes(manifest, lines, metrics))]
     if detail:
         tables.append(outcomes_table(run, chosen.rule if chosen else key))
     records = [{"kind": "task", "outcome": key} | outcome_entries(metric) for metric in metrics]
@@ -171,7 +164,7 @@ def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mappi
     # Empty columns (no ties, no truncated documents) are dropped to save width
     keep = [i for i in range(len(headers)) if any(row[i] for row in rows)]
     table = simple_table("results", [headers[i] for i in keep], [[row[i] for i in keep] for row in rows], ruled=ruled)
-    return table._replace(notes=tuple(map(literal, _notes(results, manifest))))
+    return table._replace(notes=_notes(manifest, _lines(results, manifest), results.tasks))
 
 
 def grouped_rows(
@@ -201,7 +194,7 @@ def grouped_rows(
 def _name_of(average: Any, tasks: Iterable[str], manifest: Mapping[str, Any]) -> str:
     """Return the name of an average, with an asterisk if the run has caveats of one of its tasks."""
     name = str(average["name"] if isinstance(average, Mapping) else average.name)
-    return name + "*" * any(task in caveats(manifest) for task in tasks)
+    return name + caveat_mark(manifest, tasks)
 
 
 def rules_table(by_rule: Mapping[str, Results], scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> Table:
@@ -236,7 +229,7 @@ def outcomes_table(run: Run, rule: str) -> Table:
             means = [*values, sum(values) / len(values)]
             rows.append(
                 [
-                    outcome.title + LOWER_IS_BETTER * (not outcome.higher_is_better),
+                    outcome.title + direction_mark(outcome.higher_is_better),
                     *map(MEANS.value, means),
                 ]
             )
@@ -248,49 +241,28 @@ def outcomes_table(run: Run, rule: str) -> Table:
 
 def marked_label(task: str, manifest: Mapping[str, Any]) -> str:
     """Return a task's label, with an asterisk if it has caveats."""
-    return label_of(task, manifest).full + "*" * (task in caveats(manifest))
+    return label_of(task, manifest).full + caveat_mark(manifest, [task])
 
 
-def _notes(results: Results, manifest: Mapping[str, Any]) -> Iterator[str]:
-    yield f"rule {results.rule}: {find_rule(results.rule).description}"
-    if macro := [marked_label(task.task, manifest) for task in results.tasks if is_macro(task.task)]:
-        yield f"{', '.join(macro)}: mean over subjects, each of which counts the same, as OLMES defines it"
-    yield from _measurement_notes(manifest, results.tasks)
+def _notes(manifest: Mapping[str, Any], lines: Iterable[str], results: Iterable[Any]) -> tuple[Text, ...]:
+    lacks_error = any(result.stderr is None for result in results)
+    return tuple(map(literal, notes_below(manifest, lines, lacks_error=lacks_error, examples="", sources=True)))
+
+
+def _lines(results: Results, manifest: Mapping[str, Any]) -> Iterator[str]:
+    yield rule_note(results.rule)
+    yield from macro_note({task.task: marked_label(task.task, manifest) for task in results.tasks})
+    yield from _averages_note(manifest)
     if any(task.ties for task in results.tasks):
         yield "ties: documents with several best choices; the first of them is the prediction, as in lm-eval"
     if cut := [task.task for task in results.tasks if task.truncated]:
         limit = f", or the {MOST_TOKENS:,} tokens of OLMES" if any(task in request_tasks() for task in cut) else ""
-        yield f"cut: documents whose context was truncated on the left to fit the context window{limit}"
-    yield from _document_notes(manifest)
+        yield f"cut: documents whose context was {TRUNCATED}{limit}"
 
 
-def _measurement_notes(manifest: Mapping[str, Any], results: Iterable[Any]) -> Iterator[str]:
-    if len(manifest["documents"]) > 1:
-        yield "averages: unweighted means over tasks; ±: over documents, of which those of one source are one draw"
-    yield from error_notes(results)
-    if manifest["specification"].get("control"):
-        yield "control: each document has another document's context, so these are not results of the tasks"
-    yield from prompt_notes(manifest)
-
-
-def _document_notes(manifest: Mapping[str, Any]) -> Iterator[str]:
-    yield "documents: " + sources_text(manifest["documents"])
-    if examples := manifest.get("examples"):
-        yield "examples: " + sources_text(examples)
-    yield from run_notes(manifest)
-
-
-def error_notes(results: Iterable[Any]) -> list[str]:
-    """Return a note if a task's result has no standard error."""
-    return [_UNKNOWN_ERROR] if any(result.stderr is None for result in results) else []
-
-
-def prompt_notes(manifest: Mapping[str, Any], examples: str = "") -> Iterator[str]:
-    """Yield notes about solved examples, with a description of these, and about the context extension."""
-    if shots := manifest["specification"].get("num_fewshot", 0):
-        yield f"{shots}-shot: {shots} solved example{'s' * (shots > 1)} before each question{examples}"
-    if extension := manifest["specification"].get("context_extension"):
-        yield Extension(**extension).describe()
+def _averages_note(manifest: Mapping[str, Any]) -> list[str]:
+    words = "averages: unweighted means over tasks; ±: over documents, of which those of one source are one draw"
+    return [words] if len(manifest["documents"]) > 1 else []
 
 
 def _records(results: Results, manifest: Mapping[str, Any], detail: bool) -> Iterator[dict[str, Any]]:
@@ -304,15 +276,3 @@ def _records(results: Results, manifest: Mapping[str, Any], detail: bool) -> Ite
     for average in results.averages:
         numbers = asdict(average)
         yield {"kind": "average", "rule": results.rule, "task": numbers.pop("name"), "n": None} | numbers
-
-
-def sources_text(documents: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the sources of the documents, with the tasks of each if there are several."""
-    by_source: dict[str, list[str]] = {}
-    for task, about in documents.items():
-        kind, _, path = about["source"].partition(" ")
-        source = f"{kind} {Path(path).parent}" if kind == "data-dir" else about["source"]
-        by_source.setdefault(source, []).append(task)
-    if len(by_source) == 1:
-        return next(iter(by_source))
-    return "; ".join(f"{', '.join(tasks)} from {source}" for source, tasks in by_source.items())

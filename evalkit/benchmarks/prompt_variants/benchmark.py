@@ -62,8 +62,7 @@ class PromptVariants(MultipleChoice):
         writer.save_table(PROMPTS, scores)
         own = scores[scores[PROMPT] == plan.template.name]
         writer.save_table(SCORES, own.drop(columns=PROMPT).reset_index(drop=True))
-        if plan.caveats:
-            writer.save_manifest(caveats=plan.caveats)
+        writer.save_caveats(plan.caveats)
         tables = PromptTables(scores)
         rules = {rule: varied_results(tables, writer.manifest, rule).to_json() for rule in tables.rules}
         content = dict(rules[writer.manifest["rule"]])

@@ -14,11 +14,8 @@ from typing import Any
 
 from evalkit.benchmarks.multiple_choice.results_report import (
     about_run,
-    error_notes,
     grouped_rows,
     marked_label,
-    prompt_notes,
-    sources_text,
 )
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.prompt_variants.results import (
@@ -36,8 +33,7 @@ from evalkit.reporting.numbers import SHARES, UNKNOWN
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
-from evalkit.runs.rules import find_rule
-from evalkit.runs.traits import run_notes
+from evalkit.runs.notes import TRUNCATED, notes_below, rule_note
 
 
 def varied_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
@@ -47,6 +43,13 @@ def varied_report(run: Run, rule: str | None = None, detail: bool = False) -> Re
         raise UnknownNameError(f"rule of run {run.folder}", name, tables.rules)
     by_rule = {other: varied_results(tables, manifest, other) for other in tables.rules}
     results = by_rule[name]
+    notes = notes_below(
+        manifest,
+        _lines(run, tables, results),
+        lacks_error=any(task.stderr is None for task in results.tasks),
+        examples=", in the original order",
+        sources=True,
+    )
     return Report(
         (
             _spread_table(run, results),
@@ -54,7 +57,7 @@ def varied_report(run: Run, rule: str | None = None, detail: bool = False) -> Re
             *(_subject_tables(run, tables, results) if detail else ()),
             _rules_table(run, by_rule, name),
         ),
-        notes=tuple(_notes(run, tables, results)),
+        notes=notes,
         content=about_run(run, run.seconds) | {"prompts": manifest["prompts"]} | results.to_json(),
         records=list(_records(results)),
     )
@@ -121,12 +124,12 @@ def _rules_table(run: Run, by_rule: dict[str, VariedResults], chosen: str) -> Ta
     return simple_table("rules", ["rule", *names, "SD", "by chance"], rows, title=title)
 
 
-def _notes(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[str]:
+def _lines(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[str]:
     manifest, tasks = run.manifest, [task.name for task in results.tasks]
     base, *others = tables.prompts
     orders = [name for name in others if name not in manifest["prompts"]]
     unordered = [task for task in tasks if not orders or orders[0] not in tables.prompts_of(task)]
-    yield f"rule {results.rule}: {find_rule(results.rule).description}"
+    yield rule_note(results.rule)
     yield f"prompt {base}: the run's own; each of the others differs from it in one factor"
     yield from (f"prompt {name}: {words}" for name, words in manifest["prompts"].items())
     if orders:
@@ -136,7 +139,6 @@ def _notes(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[s
         names = ", ".join(label_of(task, manifest).full for task in unordered)
         yield f"no order of the options, since prompts do not list them: {names}{alone}"
     yield "mean, ± SE: mean over prompts and documents, and its standard error if other documents are drawn"
-    yield from error_notes(results.tasks)
     yield (
         "SD: standard deviation of the accuracies over these prompts, which are a fixed set and no sample: it "
         "describes them, and is no error of the mean"
@@ -145,13 +147,8 @@ def _notes(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[s
         "by chance: the SD to expect with these documents if no prompt were easier than another; only an SD well "
         "above it shows that the prompt matters"
     )
-    yield from prompt_notes(manifest, ", in the original order")
     if cut := [f"{marked_label(task.name, manifest)} {task.truncated:,}" for task in results.tasks if task.truncated]:
-        yield f"documents whose context was truncated on the left to fit the context window: {', '.join(cut)}"
-    if examples := manifest.get("examples"):
-        yield "examples: " + sources_text(examples)
-    yield "documents: " + sources_text(manifest["documents"])
-    yield from run_notes(manifest)
+        yield f"documents whose context was {TRUNCATED}: {', '.join(cut)}"
 
 
 def _records(results: VariedResults) -> Iterator[dict[str, Any]]:
