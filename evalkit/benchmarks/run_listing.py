@@ -23,7 +23,7 @@ from evalkit.errors import RunError, reading_as
 from evalkit.inputs.values import by_number
 from evalkit.reporting.numbers import UNKNOWN
 from evalkit.reporting.report import Report
-from evalkit.reporting.table import simple_table
+from evalkit.reporting.table import filled_table, simple_table
 from evalkit.runs.finding import DamagedRun, scan
 from evalkit.runs.folder import JOURNAL, RESULTS, Run
 from evalkit.runs.notes import direction_mark, error_note, notes_of_runs, run_notes
@@ -38,7 +38,6 @@ from evalkit.runs.traits import (
 from evalkit.stats.estimates import known_error
 
 _ID_SHOWN = 7
-_AVERAGE_COLUMNS = ("average", "average_stderr", "average_deviation")
 
 
 @dataclass(frozen=True)
@@ -173,10 +172,6 @@ def runs_report(runs: Sequence[ListedRun], root: Path, text: str = "") -> Report
          run.result or run.state, run.checkpoint]
         for run in runs
     ]  # fmt: skip
-    # Empty columns are dropped to save width
-    shown = [column for column in range(len(headers)) if any(row[column] for row in rows)]
-    rows = [[row[column] for column in shown] for row in rows]
-    headers = [headers[column] for column in shown]
     notes = [f"{run.id[:_ID_SHOWN] or Path(run.folder).name}: {note}" for run in runs for note in run.notes]
     if kept := [run.id[:_ID_SHOWN] for run in runs if run.state == "finished" and not (run.journal or run.imported)]:
         notes.append(f"copies without their journal: {', '.join(kept)}")
@@ -187,9 +182,9 @@ def runs_report(runs: Sequence[ListedRun], root: Path, text: str = "") -> Report
     ]
     if not runs:
         none = f"none in {root}" + (f" with {text}" if text.strip() else "")
-        return Report((), (none,), notes=tuple(notes), content=content, records=records)
-    table = simple_table("runs", headers, rows, texts=len(shown))
-    return Report((table,), notes=tuple(notes), content=content, records=records)
+        return Report((), (none,), notes=notes, content=content, records=records)
+    table = filled_table("runs", headers, rows, texts=len(headers))
+    return Report((table,), notes=notes, content=content, records=records)
 
 
 class Summarised(NamedTuple):
@@ -272,17 +267,14 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
         ids, folders = [run.manifest["id"] for run in entry.runs], [str(run.folder) for run in entry.runs]
         about = {"model": entry.model, "state": entry.state, "message": entry.message,
                  "run": ", ".join(ids) or None, "folder": ", ".join(folders) or None}  # fmt: skip
-        # A deviation over seeds is no standard error
-        kind, other = ("deviation", "stderr") if len(entry.runs) > 1 else ("stderr", "deviation")
-        of_tasks = [metric.record | {kind: metric.stderr, other: None} for metric in firsts.values()]
+        of_tasks = [metric.record | _errors(entry, metric) for metric in firsts.values()]
         of_all = None
         if average is not None:
-            of_all = {"name": average.task} | headline_entries(average) | {kind: average.stderr, other: None}
+            of_all = {"name": average.task} | headline_entries(average) | _errors(entry, average)
         content.append(about | {"tasks": of_tasks, "average": of_all})
         values = {task: metric.value for task, metric in firsts.items()}
-        of_average = {"average": average and average.value}
-        of_average |= {f"average_{kind}": average and average.stderr, f"average_{other}": None}
-        records.append(about | values | {name: of_average[name] for name in _AVERAGE_COLUMNS})
+        errors_of_average = {f"average_{kind}": error for kind, error in _errors(entry, average).items()}
+        records.append(about | values | {"average": average and average.value} | errors_of_average)
     count = sum(entry.state == "finished" for entry in summarised)
     words = [
         _shared(summarised, metrics),
@@ -293,7 +285,14 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
     ]
     table = simple_table(name, headers, rows)
     caption = f"{'; '.join(filter(None, words))}."
-    return Report((table,), (caption,), notes=tuple(notes), content=content, records=records)
+    return Report((table,), (caption,), notes=notes, content=content, records=records)
+
+
+def _errors(entry: Summarised, metric: Metric | None) -> dict[str, float | None]:
+    """Return the entries of a number's error: a deviation over seeds is no standard error."""
+    error = metric and metric.stderr
+    several = len(entry.runs) > 1
+    return {"stderr": None if several else error, "deviation": error if several else None}
 
 
 def documents_words(runs: Iterable[Run], metrics: Iterable[Metric]) -> str:

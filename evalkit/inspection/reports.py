@@ -12,7 +12,7 @@ from evalkit.benchmarks.document_views import AnswerView, ChoiceView, common_pre
 from evalkit.inspection.outcomes import DocumentOutcome, SelectedDocument, Selection, decisions
 from evalkit.reporting.decimals import fixed, signed_number
 from evalkit.reporting.report import Report
-from evalkit.reporting.table import Table, simple_table
+from evalkit.reporting.table import Table, filled_table, simple_table
 from evalkit.reporting.terminal import coloured
 from evalkit.runs.notes import TRUNCATED, notes_of_runs, rule_note
 
@@ -68,7 +68,7 @@ def list_report(selection: Selection, limit: int, names: Sequence[str]) -> Repor
     content: dict[str, Any] = {"runs": ids, "rule": rule, "tasks": listed, "count": len(selected)}
     content |= {"of": selection.searched, "notes": notes, "documents": list(map(_document_record, shown))}
     tables = (_list_table(shown, begins, len(names)),)
-    return Report(tables, (), tuple(facts), notes, content, list(map(_flat_record, shown, begins)))
+    return Report(tables, (), facts, notes, content, list(map(_flat_record, shown, begins)))
 
 
 def _option(document: DocumentOutcome, choice: int, most: int) -> str:
@@ -195,10 +195,7 @@ def _list_table(shown: Sequence[SelectedDocument], begins: Sequence[str], runs: 
     for documents, begin in zip(shown, begins, strict=True):
         predictions, golds, values = zip(*map(_prediction, documents), strict=True)
         rows.append([documents[0].name, *predictions, golds[0], begin, *values])
-    kept = [column for column in range(len(headers)) if not column or any(row[column] for row in rows)]
-    cells = [[row[column] for column in kept] for row in rows]
-    texts = sum(column < len(headers) - len(letters) for column in kept)
-    return simple_table("documents", [headers[column] for column in kept], cells, texts=texts)
+    return filled_table("documents", headers, rows, texts=len(headers) - len(letters))
 
 
 def _prediction(document: DocumentOutcome) -> tuple[str, str, str]:

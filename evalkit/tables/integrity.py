@@ -61,9 +61,9 @@ def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table
     rows = (*layout.rows, Group.model_construct(items=items))
     numbers = published_numbers(layout) | {key: _numbers(layout, run, by_task) for key, by_task in rules.items()}
     caption = literal(f"{run.manifest['model']} beside the rows of the paper's table {LAYOUT}; accuracy in %.")
-    notes = tuple(map(literal, _notes(layout, run, rule, protocols)))
+    notes = _notes(layout, run, rule, protocols)
     shown = layout.model_copy(update={"marks": {}, "rows": rows, "caption": caption})
-    return fill(shown, numbers, notes=notes)._replace(name="integrity")
+    return fill(shown, numbers)._replace(name="integrity").with_notes(notes)
 
 
 def read_protocols() -> dict[str, PublishedProtocol]:

@@ -190,7 +190,7 @@ def attention_report(run: Run, rule: str | None = None, detail: bool = False) ->
         {"layer": layer, "measure": name, **value} for layer, measures in lines for name, value in measures.items()
     ]
     return Report(
-        tuple(tables),
+        tables,
         notes=notes_below(run.manifest, _lines(run, names, detail)),
         content=run_content(run),
         records=records,

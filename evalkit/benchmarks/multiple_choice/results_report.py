@@ -5,7 +5,7 @@ In: a run, or results, scores and a manifest. Out: a `Report` or its tables, wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,13 +18,13 @@ from evalkit.benchmarks.multiple_choice.outcomes import (
     outcome_metrics,
 )
 from evalkit.benchmarks.multiple_choice.suites import label_of
-from evalkit.benchmarks.outcomes import Metric
+from evalkit.benchmarks.outcomes import Metric, average_metric
 from evalkit.data.requests import MOST_TOKENS, request_tasks
 from evalkit.errors import UsageError
 from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.numbers import MEANS, SHARES, UNKNOWN
 from evalkit.reporting.report import Report
-from evalkit.reporting.table import Table, Text, literal, simple_table
+from evalkit.reporting.table import Table, filled_table, simple_table
 from evalkit.runs.accuracies import (
     Average,
     Results,
@@ -83,7 +83,7 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
         notes.append(f"average centred on chance (0: guessing, 100: all right): {centred}")
     return Report(
         (accuracy_table(results, manifest, seconds), *details),
-        notes=tuple(notes),
+        notes=notes,
         content=content,
         records=list(_records(results, manifest, detail)),
     )
@@ -119,25 +119,20 @@ def _outcome_report(run: Run, key: str, seconds: Mapping[str, float] | None, det
     accuracies = {result.task: percent(result.value) for result in chosen.tasks} if chosen else {}
     by_task = {metric.task: metric for metric in metrics}
 
-    def cells(name: str, result: Any, is_last: bool) -> list[str]:
-        if isinstance(result, Metric):
-            spent = "" if seconds is None else fixed(seconds.get(result.task, 0.0), 1)
-            numbers = MEANS.columns(result.value or 0.0, result.stderr)
-            return [name, f"{result.n:,}", *numbers, accuracies.get(result.task, ""), spent]
-        spent = fixed(sum(seconds.values()), 1) if seconds is not None and is_last else ""
-        return [name, "", *MEANS.columns(result["value"], result["stderr"]), "", spent]
+    def cells(metric: Metric) -> list[str]:
+        n, accuracy = (f"{metric.n:,}", accuracies.get(metric.task, "")) if metric.n else ("", "")
+        return [n, *MEANS.columns(metric.value or 0.0, metric.stderr), accuracy]
 
-    rows, ruled = grouped_rows(manifest, by_task, averages, cells)
-    headers = ["task", "n", measure.name, "± SE", "acc. %", "seconds"]
-    keep = [i for i in range(len(headers)) if any(row[i] for row in rows)]
-    table = simple_table("results", [headers[i] for i in keep], [[row[i] for i in keep] for row in rows], ruled=ruled)
+    of_groups = [(average["name"], average_metric(average)) for average in averages]
+    headers = ["task", "n", measure.name, "± SE", "acc. %"]
+    table = results_table(manifest, by_task, of_groups, headers, cells, seconds)
     lines = [measure.words, *([f"acc.: rule {chosen.rule}"] if chosen else []), *_averages_note(manifest)]
-    tables = [table._replace(notes=_notes(manifest, lines, metrics))]
+    tables = [table.with_notes(_notes(manifest, lines, metrics))]
     if detail:
         tables.append(outcomes_table(run, chosen.rule if chosen else key))
     records = [{"kind": "task", "outcome": key} | outcome_entries(metric) for metric in metrics]
     content = about_run(run, seconds) | {"documents": manifest["documents"], "outcome": key, "tasks": records}
-    return Report(tuple(tables), content=content | {"averages": averages}, records=records)
+    return Report(tables, content=content | {"averages": averages}, records=records)
 
 
 def about_run(run: Run, seconds: Mapping[str, float] | None) -> dict[str, Any]:
@@ -149,52 +144,54 @@ def about_run(run: Run, seconds: Mapping[str, float] | None) -> dict[str, Any]:
 def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping[str, float] | None) -> Table:
     """Return the accuracies of all tasks and the averages under one rule; without `seconds`, no column for them."""
 
-    def cells(name: str, result: TaskResult | Average, is_last: bool) -> list[str]:
+    def cells(result: TaskResult | Average) -> list[str]:
         accuracy = SHARES.columns(result.value, result.stderr)
         if isinstance(result, Average):
-            spent = "" if seconds is None or not is_last else fixed(sum(seconds.values()), 1)
-            return [name, "", *accuracy, "", "", "", spent]
-        spent = "" if seconds is None else fixed(seconds.get(result.task, 0.0), 1)
-        counts = [f"{result.ties or ''}", f"{result.truncated or ''}"]
-        return [name, f"{result.n:,}", *accuracy, percent(result.chance), *counts, spent]
+            return ["", *accuracy, "", "", ""]
+        return [f"{result.n:,}", *accuracy, percent(result.chance), f"{result.ties or ''}", f"{result.truncated or ''}"]
 
-    by_name = {task.task: task for task in results.tasks}
-    rows, ruled = grouped_rows(manifest, by_name, results.averages, cells)
-    headers = ["task", "n", "acc. %", "± SE", "chance", "ties", "cut", "seconds"]
-    # Empty columns (no ties, no truncated documents) are dropped to save width
-    keep = [i for i in range(len(headers)) if any(row[i] for row in rows)]
-    table = simple_table("results", [headers[i] for i in keep], [[row[i] for i in keep] for row in rows], ruled=ruled)
-    return table._replace(notes=_notes(manifest, _lines(results, manifest), results.tasks))
+    by_task = {task.task: task for task in results.tasks}
+    averages = [(average.name, average) for average in results.averages]
+    headers = ["task", "n", "acc. %", "± SE", "chance", "ties", "cut"]
+    table = results_table(manifest, by_task, averages, headers, cells, seconds)
+    return table.with_notes(_notes(manifest, _lines(results, manifest), results.tasks))
 
 
-def grouped_rows(
+def results_table(
     manifest: Mapping[str, Any],
     by_task: Mapping[str, Any],
-    averages: Sequence[Any],
-    cells: Callable[[str, Any, bool], list[str]],
-) -> tuple[list[list[str]], set[int]]:
-    """Return a row for each task and each average of several, by group, and which rows have a rule above them.
+    averages: Sequence[tuple[str, Any]],
+    headers: Sequence[str],
+    cells: Callable[[Any], Sequence[str]],
+    seconds: Mapping[str, float] | None = None,
+    title: str = "",
+) -> Table:
+    """Return a table with a row for each task and each average of several, by group; its empty columns are left out.
 
-    `averages` are of the groups, then of all tasks if there are several groups; `cells` makes a row from a printed
-    name, a result, and whether it is the average over several groups.
+    `averages` have names, of the groups and then of all tasks if there are several groups; `cells` makes a row from a
+    result.
     """
-    groups, rows = manifest["groups"], list[list[str]]()
     # Without the groups of which no task has a result, such as those of gold answers under a rule
-    groups = {name: [task for task in tasks if task in by_task] for name, tasks in groups.items()}
-    groups = {name: tasks for name, tasks in groups.items() if tasks}
-    for members, average in zip(groups.values(), averages, strict=False):
-        rows += [cells(marked_label(task, manifest), by_task[task], False) for task in members]
-        if len(members) > 1:
-            rows.append(cells(_name_of(average, members, manifest), average, False))
-    if len(groups) <= 1:
-        return rows, set()
-    return [*rows, cells(_name_of(averages[-1], by_task, manifest), averages[-1], True)], {len(rows)}
+    groups = [[task for task in tasks if task in by_task] for tasks in manifest["groups"].values()]
+    groups = [tasks for tasks in groups if tasks]
+    rows: list[list[str]] = []
+    ruled = set()
+    known = seconds or {}
 
+    def add(name: str, tasks: Collection[str], result: Any, spent: float | None = None) -> None:
+        shown = "" if seconds is None or spent is None else fixed(spent, 1)
+        rows.append([name + caveat_mark(manifest, tasks), *cells(result), shown])
 
-def _name_of(average: Any, tasks: Iterable[str], manifest: Mapping[str, Any]) -> str:
-    """Return the name of an average, with an asterisk if the run has caveats of one of its tasks."""
-    name = str(average["name"] if isinstance(average, Mapping) else average.name)
-    return name + caveat_mark(manifest, tasks)
+    for tasks, (name, average) in zip(groups, averages, strict=False):
+        for task in tasks:
+            add(label_of(task, manifest).full, [task], by_task[task], known.get(task, 0.0))
+        if len(tasks) > 1:
+            add(name, tasks, average)
+    if len(groups) > 1:
+        ruled.add(len(rows))
+        name, average = averages[-1]
+        add(name, by_task, average, sum(known.values()))
+    return filled_table("results", [*headers, "seconds"], rows, ruled=ruled, title=title)
 
 
 def rules_table(by_rule: Mapping[str, Results], scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> Table:
@@ -209,7 +206,7 @@ def rules_table(by_rule: Mapping[str, Results], scores: pd.DataFrame, manifest: 
     title = "The same scores under every rule (accuracy in %; <: the rule above)"
     table = simple_table("rules", ["rule", *names, "Avg.", "moves by"], rows, title=title)
     unusable = [why_unusable(other, scores) for other in all_rules() if other.by_task is None]
-    return table._replace(notes=tuple(map(literal, filter(None, (*unusable, *invalid_rules())))))
+    return table.with_notes(filter(None, (*unusable, *invalid_rules())))
 
 
 def outcomes_table(run: Run, rule: str) -> Table:
@@ -236,7 +233,7 @@ def outcomes_table(run: Run, rule: str) -> Table:
     names = [label_of(task, run.manifest).short for task in tasks]
     title = f"The same scores as continuous outcomes (means over documents; {LOWER_NOTE})"
     table = simple_table("outcomes", ["outcome", *names, "Avg."], rows, title=title)
-    return table._replace(notes=tuple(map(literal, notes)))
+    return table.with_notes(notes)
 
 
 def marked_label(task: str, manifest: Mapping[str, Any]) -> str:
@@ -244,9 +241,9 @@ def marked_label(task: str, manifest: Mapping[str, Any]) -> str:
     return label_of(task, manifest).full + caveat_mark(manifest, [task])
 
 
-def _notes(manifest: Mapping[str, Any], lines: Iterable[str], results: Iterable[Any]) -> tuple[Text, ...]:
+def _notes(manifest: Mapping[str, Any], lines: Iterable[str], results: Iterable[Any]) -> tuple[str, ...]:
     lacks_error = any(result.stderr is None for result in results)
-    return tuple(map(literal, notes_below(manifest, lines, lacks_error=lacks_error, examples="", sources=True)))
+    return notes_below(manifest, lines, lacks_error=lacks_error, examples="", sources=True)
 
 
 def _lines(results: Results, manifest: Mapping[str, Any]) -> Iterator[str]:

@@ -14,8 +14,8 @@ from typing import Any
 
 from evalkit.benchmarks.multiple_choice.results_report import (
     about_run,
-    grouped_rows,
     marked_label,
+    results_table,
 )
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.prompt_variants.results import (
@@ -64,19 +64,20 @@ def varied_report(run: Run, rule: str | None = None, detail: bool = False) -> Re
 
 
 def _spread_table(run: Run, results: VariedResults) -> Table:
-    def cells(name: str, result: VariedAccuracy, _: bool) -> list[str]:
+    def cells(result: VariedAccuracy) -> list[str]:
         extremes = [UNKNOWN, UNKNOWN]
         if len(result.prompts) > 1:
             # The first prompt of several with the same accuracy
             ends = (extreme(result.prompts, key=attrgetter("value")) for extreme in (min, max))
             extremes = [f"{percent(end.value)} ({end.prompt})" for end in ends]
         n = "" if result.n is None else f"{result.n:,}"
-        return [name, n, str(len(result.prompts)), *_mean(result), *_deviations(result), *extremes]
+        return [n, str(len(result.prompts)), *_mean(result), *_deviations(result), *extremes]
 
-    by_name = {task.name: task for task in results.tasks}
-    rows, ruled = grouped_rows(run.manifest, by_name, results.averages, cells)
+    by_task = {task.name: task for task in results.tasks}
+    averages = [(average.name, average) for average in results.averages]
     headers = ["task", "n", "prompts", "mean %", "± SE", "SD", "by chance", "lowest", "highest"]
-    return simple_table("results", headers, rows, ruled=ruled, title=f"Accuracy over prompts, rule {results.rule}")
+    title = f"Accuracy over prompts, rule {results.rule}"
+    return results_table(run.manifest, by_task, averages, headers, cells, title=title)
 
 
 def _mean(result: VariedAccuracy) -> tuple[str, str]:

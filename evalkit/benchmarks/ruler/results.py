@@ -201,7 +201,7 @@ def run_report(run: Run, rule: str | None = None, detail: bool = False) -> Repor
     notes += about_run(run)
     parts[-1] = parts[-1].with_notes(notes)
     records = [dict(task) for task in run.stored["tasks"]]
-    return Report((), content=run_content(run), records=records, parts=tuple(parts))
+    return Report((), content=run_content(run), records=records, parts=parts)
 
 
 def _with_error(part: Mapping[str, Any], score: str) -> str:
@@ -264,7 +264,7 @@ def lengths_report(runs: Sequence[Run], names: Sequence[str], rule: str = RULER)
         notes.append(f"effective: the longest length with a mean of at least {100 * THRESHOLD:.1f} %")
     notes.append("wAvg: means over lengths, weighted by their rank from the shortest (inc) and from the longest (dec)")
     table = simple_table("lengths", headers, rows)
-    return Report((table,), verdict=(title,), notes=tuple(notes), records=records)
+    return Report((table,), verdict=(title,), notes=notes, records=records)
 
 
 def run_figures(runs: Sequence[Run], names: Sequence[str], models: Sequence[str]) -> list[RunFigure]:
