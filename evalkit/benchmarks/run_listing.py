@@ -290,7 +290,7 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
 
 def _errors(entry: Summarised, metric: Metric | None) -> dict[str, float | None]:
     """Return the entries of a number's error: a deviation over seeds is no standard error."""
-    error = metric and metric.stderr
+    error = None if metric is None else metric.stderr
     several = len(entry.runs) > 1
     return {"stderr": None if several else error, "deviation": error if several else None}
 

@@ -36,7 +36,7 @@ class Report:
     """Content of JSON; None: that of the tables."""
     records: Sequence[formats.Record] | None = None
     """Content of CSV; None: that of the table."""
-    parts: Sequence[Report] = ()
+    parts: tuple[Report, ...] = ()
     """Reports that are printed one after the other, in place of sentences and tables."""
     caution: tuple[str, ...] = ()
     """Sentences without which the tables mislead; the verdict begins with them."""

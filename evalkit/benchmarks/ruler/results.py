@@ -201,7 +201,7 @@ def run_report(run: Run, rule: str | None = None, detail: bool = False) -> Repor
     notes += about_run(run)
     parts[-1] = parts[-1].with_notes(notes)
     records = [dict(task) for task in run.stored["tasks"]]
-    return Report((), content=run_content(run), records=records, parts=parts)
+    return Report((), content=run_content(run), records=records, parts=tuple(parts))
 
 
 def _with_error(part: Mapping[str, Any], score: str) -> str:
