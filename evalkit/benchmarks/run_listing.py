@@ -21,7 +21,7 @@ from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.registry import kinds as known_kinds
 from evalkit.errors import RunError, reading_as
 from evalkit.inputs.values import by_number
-from evalkit.reporting.numbers import UNKNOWN
+from evalkit.reporting.numbers import PLUS_MINUS, UNKNOWN
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import filled_table, simple_table
 from evalkit.runs.finding import DamagedRun, scan
@@ -256,7 +256,7 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
         row += [_cell(firsts.get(task), has_error and (errors or not with_average)) for task in tasks]
         row += [_cell(average, has_error)] if with_average else []
         rows.append(row)
-    is_error_shown = any("±" in cell for row in rows for cell in row)
+    is_error_shown = any(PLUS_MINUS in cell for row in rows for cell in row)
     notes = [f"checkpoints are in {folder}"] if folder else []
     notes += [f"{entry.model}: {entry.state}: {entry.message}" for entry in summarised if entry.message]
     every = [metric for firsts in metrics for metric in firsts.values()]

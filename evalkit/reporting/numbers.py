@@ -13,6 +13,7 @@ from fractions import Fraction
 from evalkit.reporting.decimals import fixed, percent
 
 UNKNOWN = "–"
+PLUS_MINUS = "±"
 
 
 @dataclass(frozen=True)
@@ -66,4 +67,4 @@ METRICS = NumberFormat(4)
 
 def following(spread: str) -> str:
     """Return a formatted error as it follows its number: " ± 3.3"; empty without one."""
-    return f" ± {spread}" if spread else ""
+    return f" {PLUS_MINUS} {spread}" if spread else ""

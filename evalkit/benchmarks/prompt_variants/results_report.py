@@ -71,7 +71,7 @@ def _spread_table(run: Run, results: VariedResults) -> Table:
             ends = (extreme(result.prompts, key=attrgetter("value")) for extreme in (min, max))
             extremes = [f"{percent(end.value)} ({end.prompt})" for end in ends]
         n = "" if result.n is None else f"{result.n:,}"
-        return [n, str(len(result.prompts)), *_mean(result), *_deviations(result), *extremes]
+        return [n, str(len(result.prompts)), *_numbers(result), *extremes]
 
     by_task = {task.name: task for task in results.tasks}
     averages = [(average.name, average) for average in results.averages]
@@ -80,12 +80,9 @@ def _spread_table(run: Run, results: VariedResults) -> Table:
     return results_table(run.manifest, by_task, averages, headers, cells, title=title)
 
 
-def _mean(result: VariedAccuracy) -> tuple[str, str]:
-    return SHARES.columns(result.value, result.stderr)
-
-
-def _deviations(result: VariedAccuracy) -> list[str]:
-    return [SHARES.error(result.spread), SHARES.error(result.by_chance)]
+def _numbers(result: VariedAccuracy) -> list[str]:
+    """Return the mean, its error, and both deviations."""
+    return [*SHARES.columns(result.value, result.stderr), *map(SHARES.value, (result.spread, result.by_chance))]
 
 
 def _columns(run: Run, results: VariedResults) -> tuple[list[str], list[VariedAccuracy]]:
@@ -107,7 +104,7 @@ def _prompts_table(run: Run, tables: PromptTables, results: VariedResults) -> Ta
 def _subject_tables(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[Table]:
     for task in (task.name for task in results.tasks):
         rows = [
-            [subject.name.removeprefix(f"{task}_"), f"{subject.n:,}", *_mean(subject), *_deviations(subject)]
+            [subject.name.removeprefix(f"{task}_"), f"{subject.n:,}", *_numbers(subject)]
             for subject in subject_accuracies(tables, task, results.rule)
         ]
         if rows:
@@ -120,7 +117,7 @@ def _rules_table(run: Run, by_rule: dict[str, VariedResults], chosen: str) -> Ta
     for rule, results in by_rule.items():
         names, columns = _columns(run, results)
         means = [percent(column.value) for column in columns]
-        rows.append([f"{rule} <" if rule == chosen else rule, *means, *_deviations(results.average)])
+        rows.append([f"{rule} <" if rule == chosen else rule, *means, *_numbers(results.average)[2:]])
     title = "The same scores under every rule that all prompts support (mean over prompts in %; <: the rule above)"
     return simple_table("rules", ["rule", *names, "SD", "by chance"], rows, title=title)
 
