@@ -153,7 +153,7 @@ def hub_files(content: Content) -> dict[str, str]:
             )
         )
         notes = "".join(f"{caveat}; " for caveat in score.caveats)
-        error = following(NumberFormat(4, metric.whole).spread(score.stderr))
+        error = following(NumberFormat(4, metric.whole).spread(metric.stderr))
         how = ", ".join(f"{key} {value}" for key, value in content.protocol.items())
         unit = " in %" if metric.whole else ""
         entries.append(
@@ -173,8 +173,7 @@ def hub_files(content: Content) -> dict[str, str]:
 
 
 def _shown(score: ExportedScore, value: float) -> float:
-    whole = score.metric.whole
-    return round(100 * value / whole if whole else value, 4)
+    return round(100 * value if score.metric.whole else value, 4)
 
 
 def every_eval_ever_files(content: Content) -> dict[str, str]:
