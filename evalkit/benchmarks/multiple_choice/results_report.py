@@ -120,8 +120,10 @@ def _outcome_report(run: Run, key: str, seconds: Mapping[str, float] | None, det
     by_task = {metric.task: metric for metric in metrics}
 
     def cells(metric: Metric) -> list[str]:
-        n, accuracy = (f"{metric.n:,}", accuracies.get(metric.task, "")) if metric.n else ("", "")
-        return [n, *MEANS.columns(metric.value or 0.0, metric.stderr), accuracy]
+        numbers = MEANS.columns(metric.value or 0.0, metric.stderr)
+        if not metric.n:  # an average
+            return ["", *numbers, ""]
+        return [f"{metric.n:,}", *numbers, accuracies.get(metric.task, "")]
 
     of_groups = [(average["name"], average_metric(average)) for average in averages]
     headers = ["task", "n", measure.name, "± SE", "acc. %"]
@@ -168,8 +170,8 @@ def results_table(
 ) -> Table:
     """Return a table with a row for each task and each average of several, by group; its empty columns are left out.
 
-    `averages` have names, of the groups and then of all tasks if there are several groups; `cells` makes a row from a
-    result.
+    `averages`, with their names, are of the groups and then of all tasks if there are several groups; `cells` makes a
+    row from a result.
     """
     # Without the groups of which no task has a result, such as those of gold answers under a rule
     groups = [[task for task in tasks if task in by_task] for tasks in manifest["groups"].values()]
