@@ -247,8 +247,23 @@ def unclear_variables() -> Iterator[str]:
                 yield f"{name(module)}:{node.lineno}: the variable {node.id} says nothing; give it a noun"
 
 
+def forms_of_errors() -> Iterator[str]:
+    """Yield places that write "±" before a number by themselves."""
+    for module in set(MODULES) - {PACKAGE / "reporting/numbers.py"}:
+        if re.search("±\\s*([{']|\"(?!:))", read(module)):
+            yield f"{name(module)}: ± before a number is written by evalkit/reporting/numbers.py only"
+
+
 def main() -> int:
-    rules = (language, other_libraries, capabilities, overrides, documentation, unclear_variables)
+    rules = (
+        language,
+        other_libraries,
+        capabilities,
+        overrides,
+        documentation,
+        unclear_variables,
+        forms_of_errors,
+    )
     problems = [problem for rule in rules for problem in rule()]
     print(*problems, sep="\n", end="\n" * bool(problems))
     return bool(problems)

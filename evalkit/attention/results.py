@@ -25,7 +25,7 @@ from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import run_notes
+from evalkit.runs.notes import model_line, notes_below
 from evalkit.stats.estimates import known_error, mean
 
 if TYPE_CHECKING:
@@ -189,19 +189,23 @@ def attention_report(run: Run, rule: str | None = None, detail: bool = False) ->
     records = [
         {"layer": layer, "measure": name, **value} for layer, measures in lines for name, value in measures.items()
     ]
-    return Report(tuple(tables), notes=tuple(_notes(run, names, detail)), content=run_content(run), records=records)
+    return Report(
+        tables,
+        notes=notes_below(run.manifest, _lines(run, names, detail)),
+        content=run_content(run),
+        records=records,
+    )
 
 
-def _notes(run: Run, names: list[str], detail: bool) -> list[str]:
+def _lines(run: Run, names: list[str], detail: bool) -> list[str]:
     specification, tasks, measures = run.manifest["specification"], run.stored["tasks"], run.stored["measures"]
     hidden = [name for name in measures if name not in names]
     total = sum(task["n"] for task in tasks)
-    documents = f"{total:,} document{'s' * (total != 1)} of {counted(len(tasks), 'task')}, seed {specification['seed']}"
+    documents = f"{counted(total, 'document')} of {counted(len(tasks), 'task')}, seed {specification['seed']}"
     read = f"{specification['continuation']} continuation" if "continuation" in specification else "whole text"
     notes = [
-        f"{run.manifest['model']}, {specification['dtype']}, {run.template} prompts, {documents}, {read}",
+        model_line(run, f"{run.template} prompts", documents, read),
         "means over documents of the mean over heads (rank: median); shares in %",
-        *run_notes(run.manifest),
     ]
     if not detail:
         return [*notes, "--detail prints all layers and measures, and what they are"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from evalkit.benchmarks.outcomes import average_metric, formatted, metrics_report
+from evalkit.benchmarks.outcomes import average_metric, metrics_report
 from evalkit.display import Say
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.validated import Stored
@@ -154,8 +154,7 @@ class Benchmark(ABC):
             return None, "finished"
         average = average_metric(averages[-1])
         name = "" if average.task == "Average" else f"{average.task.lower()} "
-        value, error = formatted(average)
-        number = f"{name}{value} ± {error}" if error else f"{name}{value}"
+        number = name + average.format.with_error(average.value, average.stderr)
         if average.whole is None:
             return average, f"{number} {average.name}"
         return average, f"{number} ({rule or run.rule})" if run.rule else number

@@ -5,10 +5,8 @@ In: a run, or results, scores and a manifest. Out: a `Report` or its tables, wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -19,13 +17,13 @@ from evalkit.benchmarks.choices import (
     outcome_entries,
     outcome_metrics,
 )
-from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
-from evalkit.data.requests import MOST_TOKENS, is_macro, request_tasks
+from evalkit.benchmarks.outcomes import Metric, average_metric
+from evalkit.data.requests import MOST_TOKENS, request_tasks
 from evalkit.errors import UsageError
-from evalkit.models.context.extension import Extension
 from evalkit.reporting.decimals import fixed, percent
+from evalkit.reporting.numbers import MEANS, SHARES, UNKNOWN
 from evalkit.reporting.report import Report
-from evalkit.reporting.table import Table, literal, simple_table
+from evalkit.reporting.table import Table, filled_table, simple_table
 from evalkit.runs.accuracies import (
     Average,
     Results,
@@ -39,13 +37,13 @@ from evalkit.runs.accuracies import (
     with_choices,
 )
 from evalkit.runs.folder import Run
-from evalkit.runs.rules import RULES, all_rules, distinct, find_rule, invalid_rules, why_unusable
+from evalkit.runs.notes import LOWER_NOTE, TRUNCATED, direction_mark, macro_note, notes_below, rule_note
+from evalkit.runs.rules import RULES, all_rules, distinct, invalid_rules, why_unusable
 from evalkit.runs.score_table import MARGIN, outcome_of
-from evalkit.runs.traits import caveats, is_imported, run_notes, unofficial
+from evalkit.runs.traits import caveat_mark, is_imported, unofficial
 from evalkit.suites.suites import label_of
 
 _LM_EVAL_RULE = "acc"
-_UNKNOWN_ERROR = "–: no error can be given where all documents of a task scored alike"
 
 
 def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
@@ -61,7 +59,7 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     details = []
     for task, parts in results.subtasks.items() if detail else ():
         rows = [
-            [part.task.removeprefix(f"{task}_"), f"{part.n:,}", percent(part.value), plus_minus(part.stderr)]
+            [part.task.removeprefix(f"{task}_"), f"{part.n:,}", *SHARES.columns(part.value, part.stderr)]
             for part in parts
         ]
         details.append(simple_table(task, [label_of(task).full, "n", "acc. %", "± SE"], rows))
@@ -81,11 +79,11 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
         details.insert(0, _forms_table(forms, average, results.rule, manifest))
         content["forms"] = {name: asdict(result) for name, result in forms} | {"Average": asdict(average)}
     if detail or any(task.task in request_tasks() for task in results.tasks):
-        centred = f"{percent(results.average.centred)} {plus_minus(results.average.centred_stderr)}"
+        centred = SHARES.with_error(results.average.centred, results.average.centred_stderr)
         notes.append(f"average centred on chance (0: guessing, 100: all right): {centred}")
     return Report(
         (accuracy_table(results, manifest, seconds), *details),
-        notes=tuple(notes),
+        notes=notes,
         content=content,
         records=list(_records(results, manifest, detail)),
     )
@@ -96,8 +94,7 @@ def _lm_eval_beside(run: Run, results: Results) -> Iterator[str]:
     rule = results.rule
     if rule != _LM_EVAL_RULE and _LM_EVAL_RULE in available_rules(with_choices(run.scores)):
         average = run.results(_LM_EVAL_RULE).average
-        error = "" if average.stderr is None else f" {plus_minus(average.stderr)}"
-        shown = f"{percent(average.value)}{error}"
+        shown = SHARES.with_error(average.value, average.stderr)
         when = f"report {rule} beside numbers of this protocol, {_LM_EVAL_RULE} beside lm-eval's of the same prompts"
         yield f"average by {_LM_EVAL_RULE}, lm-eval's rule: {shown}; {when}"
 
@@ -106,9 +103,9 @@ def _forms_table(
     forms: Sequence[tuple[str, TaskResult]], average: Average, rule: str, manifest: Mapping[str, Any]
 ) -> Table:
     """Return each task's better form, which is chosen on the documents that it is measured on, as in OLMES."""
-    rows = [[name, label_of(result.task, manifest).full, percent(result.value), plus_minus(result.stderr)]
+    rows = [[name, label_of(result.task, manifest).full, *SHARES.columns(result.value, result.stderr)]
             for name, result in forms]  # fmt: skip
-    rows.append([average.name, "", percent(average.value), plus_minus(average.stderr)])
+    rows.append([average.name, "", *SHARES.columns(average.value, average.stderr)])
     title = "The better form of each task" + ", as OLMES reports it" * (rule == "olmes")
     return simple_table("forms", ["task", "form", "acc. %", "± SE"], rows, texts=2, ruled={len(forms)}, title=title)
 
@@ -120,32 +117,24 @@ def _outcome_report(run: Run, key: str, seconds: Mapping[str, float] | None, det
     averages, measure = outcome_averages(manifest, metrics), comparable.measure(key)
     chosen = by_rule[beside] if (beside := rule_beside(by_rule)) else None
     accuracies = {result.task: percent(result.value) for result in chosen.tasks} if chosen else {}
-    by_task, decimals = {metric.task: metric for metric in metrics}, partial(fixed, places=3)
+    by_task = {metric.task: metric for metric in metrics}
 
-    def cells(name: str, result: Any, is_last: bool) -> list[str]:
-        if isinstance(result, Metric):
-            spent = "" if seconds is None else fixed(seconds.get(result.task, 0.0), 1)
-            value, error, number = result.value or 0.0, result.stderr, f"{result.n:,}"
-            return [name, number, decimals(value), plus_minus(error, decimals), accuracies.get(result.task, ""), spent]
-        spent = fixed(sum(seconds.values()), 1) if seconds is not None and is_last else ""
-        return [name, "", decimals(result["value"]), plus_minus(result["stderr"], decimals), "", spent]
+    def cells(metric: Metric) -> list[str]:
+        numbers = MEANS.columns(metric.value or 0.0, metric.stderr)
+        if not metric.n:  # an average
+            return ["", *numbers, ""]
+        return [f"{metric.n:,}", *numbers, accuracies.get(metric.task, "")]
 
-    rows, ruled = grouped_rows(manifest, by_task, averages, cells)
-    headers = ["task", "n", measure.name, "± SE", "acc. %", "seconds"]
-    keep = [i for i in range(len(headers)) if any(row[i] for row in rows)]
-    table = simple_table("results", [headers[i] for i in keep], [[row[i] for i in keep] for row in rows], ruled=ruled)
-    notes = [
-        measure.words,
-        *([f"acc.: rule {chosen.rule}"] if chosen else []),
-        *_measurement_notes(manifest, metrics),
-        *_document_notes(manifest),
-    ]
-    tables = [table._replace(notes=tuple(map(literal, notes)))]
+    of_groups = [(average["name"], average_metric(average)) for average in averages]
+    headers = ["task", "n", measure.name, "± SE", "acc. %"]
+    table = results_table(manifest, by_task, of_groups, headers, cells, seconds)
+    lines = [measure.words, *([f"acc.: rule {chosen.rule}"] if chosen else []), *_averages_note(manifest)]
+    tables = [table.with_notes(_notes(manifest, lines, metrics))]
     if detail:
         tables.append(outcomes_table(run, chosen.rule if chosen else key))
     records = [{"kind": "task", "outcome": key} | outcome_entries(metric) for metric in metrics]
     content = about_run(run, seconds) | {"documents": manifest["documents"], "outcome": key, "tasks": records}
-    return Report(tuple(tables), content=content | {"averages": averages}, records=records)
+    return Report(tables, content=content | {"averages": averages}, records=records)
 
 
 def about_run(run: Run, seconds: Mapping[str, float] | None) -> dict[str, Any]:
@@ -157,52 +146,54 @@ def about_run(run: Run, seconds: Mapping[str, float] | None) -> dict[str, Any]:
 def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping[str, float] | None) -> Table:
     """Return the accuracies of all tasks and the averages under one rule; without `seconds`, no column for them."""
 
-    def cells(name: str, result: TaskResult | Average, is_last: bool) -> list[str]:
-        accuracy = [percent(result.value), plus_minus(result.stderr)]
+    def cells(result: TaskResult | Average) -> list[str]:
+        accuracy = SHARES.columns(result.value, result.stderr)
         if isinstance(result, Average):
-            spent = "" if seconds is None or not is_last else fixed(sum(seconds.values()), 1)
-            return [name, "", *accuracy, "", "", "", spent]
-        spent = "" if seconds is None else fixed(seconds.get(result.task, 0.0), 1)
-        counts = [f"{result.ties or ''}", f"{result.truncated or ''}"]
-        return [name, f"{result.n:,}", *accuracy, percent(result.chance), *counts, spent]
+            return ["", *accuracy, "", "", ""]
+        return [f"{result.n:,}", *accuracy, percent(result.chance), f"{result.ties or ''}", f"{result.truncated or ''}"]
 
-    by_name = {task.task: task for task in results.tasks}
-    rows, ruled = grouped_rows(manifest, by_name, results.averages, cells)
-    headers = ["task", "n", "acc. %", "± SE", "chance", "ties", "cut", "seconds"]
-    # Empty columns (no ties, no truncated documents) are dropped to save width
-    keep = [i for i in range(len(headers)) if any(row[i] for row in rows)]
-    table = simple_table("results", [headers[i] for i in keep], [[row[i] for i in keep] for row in rows], ruled=ruled)
-    return table._replace(notes=tuple(map(literal, _notes(results, manifest))))
+    by_task = {task.task: task for task in results.tasks}
+    averages = [(average.name, average) for average in results.averages]
+    headers = ["task", "n", "acc. %", "± SE", "chance", "ties", "cut"]
+    table = results_table(manifest, by_task, averages, headers, cells, seconds)
+    return table.with_notes(_notes(manifest, _lines(results, manifest), results.tasks))
 
 
-def grouped_rows(
+def results_table(
     manifest: Mapping[str, Any],
     by_task: Mapping[str, Any],
-    averages: Sequence[Any],
-    cells: Callable[[str, Any, bool], list[str]],
-) -> tuple[list[list[str]], set[int]]:
-    """Return a row for each task and each average of several, by group, and which rows have a rule above them.
+    averages: Sequence[tuple[str, Any]],
+    headers: Sequence[str],
+    cells: Callable[[Any], Sequence[str]],
+    seconds: Mapping[str, float] | None = None,
+    title: str = "",
+) -> Table:
+    """Return a table with a row for each task and each average of several, by group; its empty columns are left out.
 
-    `averages` are of the groups, then of all tasks if there are several groups; `cells` makes a row from a printed
-    name, a result, and whether it is the average over several groups.
+    `averages`, with their names, are of the groups and then of all tasks if there are several groups; `cells` makes a
+    row from a result.
     """
-    groups, rows = manifest["groups"], list[list[str]]()
     # Without the groups of which no task has a result, such as those of gold answers under a rule
-    groups = {name: [task for task in tasks if task in by_task] for name, tasks in groups.items()}
-    groups = {name: tasks for name, tasks in groups.items() if tasks}
-    for members, average in zip(groups.values(), averages, strict=False):
-        rows += [cells(marked_label(task, manifest), by_task[task], False) for task in members]
-        if len(members) > 1:
-            rows.append(cells(_name_of(average, members, manifest), average, False))
-    if len(groups) <= 1:
-        return rows, set()
-    return [*rows, cells(_name_of(averages[-1], by_task, manifest), averages[-1], True)], {len(rows)}
+    groups = [[task for task in tasks if task in by_task] for tasks in manifest["groups"].values()]
+    groups = [tasks for tasks in groups if tasks]
+    rows: list[list[str]] = []
+    ruled = set()
+    known = seconds or {}
 
+    def add(name: str, tasks: Collection[str], result: Any, spent: float | None = None) -> None:
+        shown = "" if seconds is None or spent is None else fixed(spent, 1)
+        rows.append([name + caveat_mark(manifest, tasks), *cells(result), shown])
 
-def _name_of(average: Any, tasks: Iterable[str], manifest: Mapping[str, Any]) -> str:
-    """Return the name of an average, with an asterisk if the run has caveats of one of its tasks."""
-    name = str(average["name"] if isinstance(average, Mapping) else average.name)
-    return name + "*" * any(task in caveats(manifest) for task in tasks)
+    for tasks, (name, average) in zip(groups, averages, strict=False):
+        for task in tasks:
+            add(label_of(task, manifest).full, [task], by_task[task], known.get(task, 0.0))
+        if len(tasks) > 1:
+            add(name, tasks, average)
+    if len(groups) > 1:
+        ruled.add(len(rows))
+        name, average = averages[-1]
+        add(name, by_task, average, sum(known.values()))
+    return filled_table("results", [*headers, "seconds"], rows, ruled=ruled, title=title)
 
 
 def rules_table(by_rule: Mapping[str, Results], scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> Table:
@@ -217,7 +208,7 @@ def rules_table(by_rule: Mapping[str, Results], scores: pd.DataFrame, manifest: 
     title = "The same scores under every rule (accuracy in %; <: the rule above)"
     table = simple_table("rules", ["rule", *names, "Avg.", "moves by"], rows, title=title)
     unusable = [why_unusable(other, scores) for other in all_rules() if other.by_task is None]
-    return table._replace(notes=tuple(map(literal, filter(None, (*unusable, *invalid_rules())))))
+    return table.with_notes(filter(None, (*unusable, *invalid_rules())))
 
 
 def outcomes_table(run: Run, rule: str) -> Table:
@@ -231,71 +222,46 @@ def outcomes_table(run: Run, rule: str) -> Table:
             metrics = outcome_metrics(comparable, f"{MARGIN}:{rule}" if outcome.name == MARGIN else outcome.name)
         except UsageError as error:
             notes.append(str(error))
-            rows.append([outcome.title, *["–"] * (len(tasks) + 1)])
+            rows.append([outcome.title, *[UNKNOWN] * (len(tasks) + 1)])
         else:
             values = [metric.value for metric in metrics if metric.value is not None]
             means = [*values, sum(values) / len(values)]
             rows.append(
                 [
-                    outcome.title + LOWER_IS_BETTER * (not outcome.higher_is_better),
-                    *(fixed(value, 3) for value in means),
+                    outcome.title + direction_mark(outcome.higher_is_better),
+                    *map(MEANS.value, means),
                 ]
             )
     names = [label_of(task, run.manifest).short for task in tasks]
     title = f"The same scores as continuous outcomes (means over documents; {LOWER_NOTE})"
     table = simple_table("outcomes", ["outcome", *names, "Avg."], rows, title=title)
-    return table._replace(notes=tuple(map(literal, notes)))
-
-
-def plus_minus(stderr: float | None, shown: Callable[[float], str] = percent) -> str:
-    return "–" if stderr is None else f"± {shown(stderr)}"
+    return table.with_notes(notes)
 
 
 def marked_label(task: str, manifest: Mapping[str, Any]) -> str:
     """Return a task's label, with an asterisk if it has caveats."""
-    return label_of(task, manifest).full + "*" * (task in caveats(manifest))
+    return label_of(task, manifest).full + caveat_mark(manifest, [task])
 
 
-def _notes(results: Results, manifest: Mapping[str, Any]) -> Iterator[str]:
-    yield f"rule {results.rule}: {find_rule(results.rule).description}"
-    if macro := [marked_label(task.task, manifest) for task in results.tasks if is_macro(task.task)]:
-        yield f"{', '.join(macro)}: mean over subjects, each of which counts the same, as OLMES defines it"
-    yield from _measurement_notes(manifest, results.tasks)
+def _notes(manifest: Mapping[str, Any], lines: Iterable[str], results: Iterable[Any]) -> tuple[str, ...]:
+    lacks_error = any(result.stderr is None for result in results)
+    return notes_below(manifest, lines, lacks_error=lacks_error, examples="", sources=True)
+
+
+def _lines(results: Results, manifest: Mapping[str, Any]) -> Iterator[str]:
+    yield rule_note(results.rule)
+    yield from macro_note({task.task: marked_label(task.task, manifest) for task in results.tasks})
+    yield from _averages_note(manifest)
     if any(task.ties for task in results.tasks):
         yield "ties: documents with several best choices; the first of them is the prediction, as in lm-eval"
     if cut := [task.task for task in results.tasks if task.truncated]:
         limit = f", or the {MOST_TOKENS:,} tokens of OLMES" if any(task in request_tasks() for task in cut) else ""
-        yield f"cut: documents whose context was truncated on the left to fit the context window{limit}"
-    yield from _document_notes(manifest)
+        yield f"cut: documents whose context was {TRUNCATED}{limit}"
 
 
-def _measurement_notes(manifest: Mapping[str, Any], results: Iterable[Any]) -> Iterator[str]:
-    if len(manifest["documents"]) > 1:
-        yield "averages: unweighted means over tasks; ±: over documents, of which those of one source are one draw"
-    yield from error_notes(results)
-    if manifest["specification"].get("control"):
-        yield "control: each document has another document's context, so these are not results of the tasks"
-    yield from prompt_notes(manifest)
-
-
-def _document_notes(manifest: Mapping[str, Any]) -> Iterator[str]:
-    yield "documents: " + sources_text(manifest["documents"])
-    if examples := manifest.get("examples"):
-        yield "examples: " + sources_text(examples)
-    yield from run_notes(manifest)
-
-
-def error_notes(results: Iterable[Any]) -> list[str]:
-    """Return a note if a task's result has no standard error."""
-    return [_UNKNOWN_ERROR] if any(result.stderr is None for result in results) else []
-
-
-def prompt_notes(manifest: Mapping[str, Any], examples: str = "") -> Iterator[str]:
-    """Yield notes about solved examples, with a description of these, and about the context extension."""
-    if shots := manifest["specification"].get("num_fewshot", 0):
-        yield f"{shots}-shot: {shots} solved example{'s' * (shots > 1)} before each question{examples}"
-    if extension := manifest["specification"].get("context_extension"):
-        yield Extension(**extension).describe()
+def _averages_note(manifest: Mapping[str, Any]) -> list[str]:
+    words = "averages: unweighted means over tasks; ±: over documents, of which those of one source are one draw"
+    return [words] if len(manifest["documents"]) > 1 else []
 
 
 def _records(results: Results, manifest: Mapping[str, Any], detail: bool) -> Iterator[dict[str, Any]]:
@@ -309,15 +275,3 @@ def _records(results: Results, manifest: Mapping[str, Any], detail: bool) -> Ite
     for average in results.averages:
         numbers = asdict(average)
         yield {"kind": "average", "rule": results.rule, "task": numbers.pop("name"), "n": None} | numbers
-
-
-def sources_text(documents: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the sources of the documents, with the tasks of each if there are several."""
-    by_source: dict[str, list[str]] = {}
-    for task, about in documents.items():
-        kind, _, path = about["source"].partition(" ")
-        source = f"{kind} {Path(path).parent}" if kind == "data-dir" else about["source"]
-        by_source.setdefault(source, []).append(task)
-    if len(by_source) == 1:
-        return next(iter(by_source))
-    return "; ".join(f"{', '.join(tasks)} from {source}" for source, tasks in by_source.items())

@@ -19,7 +19,7 @@ from evalkit.benchmarks.request import DocumentRequest, Request, numerics, plain
 from evalkit.data.sampling import DocumentSelection, spread
 from evalkit.display import Say
 from evalkit.errors import RunError, UsageError
-from evalkit.models.context.extension import Extension, configured_window, refuse_generation
+from evalkit.models.context.extension import configured_window, refuse_generation
 from evalkit.models.loading.files import MOST_TOKENS, generation_settings
 from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.loading.spec import ModelSpec, config_of
@@ -28,7 +28,7 @@ from evalkit.requests.rows import GeneratedRow, RequestKey
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
-from evalkit.runs.traits import run_notes
+from evalkit.runs.notes import model_line, notes_below
 from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
@@ -123,12 +123,10 @@ def generated_plan(
 
 def about_run(run: Run) -> tuple[str, ...]:
     """Return the notes below a run's results: checkpoint, precision, prompts and context."""
-    manifest, specification = run.manifest, run.manifest["specification"]
-    parts = [run.model, specification["dtype"], f"{run.template} prompts"]
-    if (most := specification.get("max_prompt_tokens")) is not None:
-        parts.append(f"cut above {most:,} tokens of a context of {manifest['context']:,}")
-    extension = specification["context_extension"]
-    return (", ".join(parts), *([Extension(**extension).describe()] if extension else []), *run_notes(manifest))
+    prompts = [f"{run.template} prompts"]
+    if (most := run.manifest["specification"].get("max_prompt_tokens")) is not None:
+        prompts.append(f"cut above {most:,} tokens of a context of {run.manifest['context']:,}")
+    return notes_below(run.manifest, [model_line(run, *prompts)])
 
 
 def answer_columns(row: GeneratedRow) -> dict[str, Any]:

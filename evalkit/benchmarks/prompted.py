@@ -87,10 +87,8 @@ class PromptedBenchmark(generated.GeneratedBenchmark):
     def finish(self, plan: DocumentPlan, finished: FinishedRows, writer: RunWriter) -> None:
         caveats = {}
         for name, documents in plan.tasks.items():
-            if texts := repeated_prompts(document.prompt for document in documents):
-                caveats[name] = texts
-        if caveats:
-            writer.save_manifest(caveats=caveats)
+            caveats[name] = repeated_prompts(document.prompt for document in documents)
+        writer.save_caveats(caveats)
         super().finish(plan, finished, writer)
 
     def generation_requests(

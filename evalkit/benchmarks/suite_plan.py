@@ -296,8 +296,7 @@ class ChoicePlan(Plan):
         """Task → what makes its accuracy doubtful."""
         caveats = {}
         for task, questions in self.questions.items():
-            if texts := repeated_prompts((question.contexts, question.continuations) for question in questions):
-                caveats[task] = texts
+            caveats[task] = repeated_prompts((question.contexts, question.continuations) for question in questions)
         return caveats
 
     def selected(self, selection: DocumentSelection, estimate: int | None = None) -> dict[str, list[Question]]:

@@ -190,7 +190,7 @@ def curve_report(curves: Sequence[Curve]) -> Report:
             records += [about | asdict(point) for point in points]
     content = {"curves": [asdict(training) for training in curves]}
     notes = (curves[0].measure.words, *dict.fromkeys(map(_documents, curves)))
-    return Report(tuple(tables), tuple(verdict), notes=notes, content=content, records=records)
+    return Report(tables, verdict, notes=notes, content=content, records=records)
 
 
 def _documents(training: Curve) -> str:

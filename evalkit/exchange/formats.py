@@ -20,6 +20,7 @@ from evalkit.benchmarks.outcomes import Metric
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.data import HubSplit
 from evalkit.errors import UsageError
+from evalkit.reporting.numbers import NumberFormat, following
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import caveats, is_imported, origin, traits
 
@@ -152,7 +153,7 @@ def hub_files(content: Content) -> dict[str, str]:
             )
         )
         notes = "".join(f"{caveat}; " for caveat in score.caveats)
-        error = "" if score.stderr is None else f" ± {_shown(score, score.stderr)}"
+        error = following(NumberFormat(4, metric.whole).spread(metric.stderr))
         how = ", ".join(f"{key} {value}" for key, value in content.protocol.items())
         unit = " in %" if metric.whole else ""
         entries.append(

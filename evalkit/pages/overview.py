@@ -21,11 +21,10 @@ from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
+from evalkit.runs.notes import notes_of_runs, run_notes
 from evalkit.runs.traits import (
-    caveats,
+    caveat_mark,
     is_imported,
-    notes_of_runs,
-    run_notes,
     traits,
 )
 from evalkit.suites.templates import Piece
@@ -74,7 +73,7 @@ def figure_panels(runs: Sequence[Run], names: Sequence[str], models: Sequence[st
             except EvalkitError as error:
                 problems.append(f"{figure.name}: not drawn, {error}")
         if figures or problems:
-            reports = (Report((), notes=tuple(problems)),) if problems else ()
+            reports = (Report((), notes=problems),) if problems else ()
             panels.append(Panel(address, f"Figures of {kind}", reports, tuple(figures)))
     return tuple(panels)
 
@@ -86,7 +85,7 @@ def anchor(text: str) -> str:
 
 def _provenance_panel(run: Run, name: str) -> Panel:
     settings = simple_table("settings", ["setting", "value"], _settings(run), texts=2)
-    report = Report((settings, _documents_table(run)), notes=tuple(run_notes(run.manifest)))
+    report = Report((settings, _documents_table(run)), notes=run_notes(run.manifest))
     template, prompts = run.manifest["template"], []
     if isinstance(template, Mapping) and template.get("parts"):  # with its placeholders
         pieces = tuple(Piece(str(part["segment"]), str(part["text"])) for part in template["parts"])
@@ -155,7 +154,7 @@ def _documents_table(run: Run) -> Table:
 
 
 def _label(run: Run, task: str) -> str:
-    return benchmark_of(run).label(run, task).full + "*" * (task in caveats(run.manifest))
+    return benchmark_of(run).label(run, task).full + caveat_mark(run.manifest, [task])
 
 
 class Licence(NamedTuple):
@@ -191,7 +190,7 @@ def sources_panel(runs: Sequence[Run]) -> Panel:
     headers = ["task", "dataset", "authors", "licence", "page", "source used"]
     table = simple_table("sources", headers, list(rows), texts=len(headers))
     notes = notes_of_runs((run.model, run.manifest) for run in runs)
-    return Panel("sources", "Sources and licences of the documents", (Report((table,), notes=tuple(notes)),))
+    return Panel("sources", "Sources and licences of the documents", (Report((table,), notes=notes),))
 
 
 def _dataset(run: Run, task: str) -> tuple[str, str, str, str]:

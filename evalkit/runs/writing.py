@@ -290,6 +290,11 @@ class RunWriter:
         self.manifest |= more
         return self._save_sealed(MANIFEST, self.manifest)
 
+    def save_caveats(self, caveats: Mapping[str, Sequence[str]]) -> None:
+        """Write task → what makes its numbers doubtful into the manifest, where tables and exports find it."""
+        if doubtful := {task: texts for task, texts in caveats.items() if texts}:
+            self.save_manifest(caveats=doubtful)
+
     def save_results(self, content: Any) -> None:
         """Write the results, with digests of all written files and the manifest's caveats.
 

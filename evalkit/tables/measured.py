@@ -29,10 +29,10 @@ from evalkit.errors import TableError, UnknownNameError, UsageError
 from evalkit.reporting.decimals import mean, of_float
 from evalkit.reporting.table import Text, literal
 from evalkit.runs.folder import Run
+from evalkit.runs.notes import run_notes
 from evalkit.runs.score_table import MARGIN
 from evalkit.runs.traits import (
     model_differences,
-    run_notes,
     same_checkpoint,
     summary,
 )

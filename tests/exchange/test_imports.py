@@ -26,9 +26,10 @@ from evalkit.exchange.metric_runs import import_logs
 from evalkit.models.loading.locate import silent
 from evalkit.reporting.table import plain
 from evalkit.runs.folder import Run
+from evalkit.runs.notes import run_notes
 from evalkit.runs.rules import find_rule, why_unusable
 from evalkit.runs.score_table import UNCOUNTED
-from evalkit.runs.traits import run_notes, traits
+from evalkit.runs.traits import traits
 from tests.benchmarks.lm_eval.made import ANSWERS, CHOICE, made_tasks, write_task
 from tests.documents import SUBJECTS
 from tests.exchange.logged import lines, lm_eval_log, own_tasks, rehash, rewrite

@@ -166,7 +166,7 @@ def test_seeds_share_a_line_and_a_figure_of_zeros_is_named(tmp_path: Path) -> No
     [panel] = figure_panels(runs, ["x seed 1", "x seed 2", "y"], ["x", "x", "y"])
     assert [figure.name.rpartition("-")[2] for figure in panel.figures] == ["entropy"]
     assert {"x (2 seeds)", "y"} <= drawn(panel.figures[0].svg)
-    assert panel.reports[0].notes == ("negative: not drawn, no run has negative weights on BOS",)
+    assert [*panel.reports[0].notes] == ["negative: not drawn, no run has negative weights on BOS"]
 
 
 # Comparisons

@@ -198,10 +198,8 @@ def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
         for name, members in samples.items()
     }
     entries = {name: _entry(name, results) for name in results["results"]}
-    caveats = _caveats(plan, entries, warnings)
-    if caveats:
-        # Files in lm-eval's format have them too
-        writer.save_manifest(caveats=caveats)
+    # Before files in lm-eval's format, which have them too
+    writer.save_caveats(_caveats(plan, entries, warnings))
     lines = {name: map(_sample, members) for name, members in samples.items()} if with_samples else {}
     specification = writer.manifest["specification"]
     settings = {
@@ -251,7 +249,7 @@ def _caveats(
     plan: TaskPlan, entries: Mapping[str, Mapping[str, Any]], warnings: Iterable[logging.LogRecord]
 ) -> dict[str, list[str]]:
     """Return task or group → what makes its metrics doubtful; of lm-eval's other warnings the name is "lm-eval"."""
-    caveats = {name: texts.copy() for name, texts in plan.caveats.items() if texts}
+    caveats = {name: texts.copy() for name, texts in plan.caveats.items()}
     for name, entry in entries.items():
         for metric in entry["metrics"]:
             if metric["value"] is None:

@@ -33,8 +33,6 @@ from evalkit.benchmarks.lm_eval_files import (
 )
 from evalkit.benchmarks.outcomes import (
     CONTENT,
-    LOWER_IS_BETTER,
-    LOWER_NOTE,
     Comparable,
     GradedAnswers,
     Measure,
@@ -43,15 +41,16 @@ from evalkit.benchmarks.outcomes import (
 )
 from evalkit.display import Say
 from evalkit.escape import printable
-from evalkit.models.context.extension import Extension
 from evalkit.models.loading.spec import tokenizer_alone, window_of
 from evalkit.models.loading.tokenizer import fed_text
 from evalkit.reporting.decimals import fixed
+from evalkit.reporting.numbers import METRICS
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.requests.requests import Encoder, Facts
 from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.traits import documents_read, is_imported, run_notes
+from evalkit.runs.notes import direction_mark, notes_below
+from evalkit.runs.traits import documents_read, is_imported
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,17 +157,14 @@ def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     headers = ["task", "filter", "metric", "n", "n-shot", "value", "± SE", "seconds"]
     if shared := len({metric["filter"] for metric in metrics}) < 2:
         rows, headers = [[row[0], *row[2:]] for row in rows], [headers[0], *headers[2:]]
-    notes = ["metrics as lm-eval " + str(manifest["versions"]["lm-eval"]) + " computes them"]
-    if extension := manifest["specification"].get("context_extension"):
-        notes.append(Extension(**extension).describe())
-    if any(metric["higher_is_better"] is False for metric in metrics):
-        notes.append(LOWER_NOTE)
     sources = sorted({source["source"] for source in documents.values()})
-    notes.append("documents: " + "; ".join(sources[:5]) + ("; …" if len(sources) > 5 else ""))
-    notes += run_notes(manifest)
+    lines = [
+        f"metrics as lm-eval {manifest['versions']['lm-eval']} computes them",
+        f"documents: {'; '.join(sources[:5])}" + "; …" * (len(sources) > 5),
+    ]
     return Report(
         (simple_table("lm_eval", headers, rows, texts=2 if shared else 3),),
-        notes=tuple(notes),
+        notes=notes_below(manifest, lines, (metric["higher_is_better"] for metric in metrics)),
         content=run_content(run, documents=documents),
         records=[
             {name: entry[name] for name in ("task", "n", "num_fewshot")}
@@ -191,9 +187,7 @@ def headline(run: Run, rule: str | None = None) -> tuple[Metric | None, str]:
 
 
 def _number(value: Any) -> str:
-    if value is None:
-        return "–"
-    return fixed(value, 4) if isinstance(value, (int, float)) else str(value)
+    return METRICS.value(value) if value is None or isinstance(value, (int, float)) else str(value)
 
 
 def _rows(entry: Mapping[str, Any], marked: bool) -> Iterator[list[str]]:
@@ -205,8 +199,8 @@ def _rows(entry: Mapping[str, Any], marked: bool) -> Iterator[list[str]]:
         "" if seconds is None else fixed(seconds, 1),
     ]
     for metric in entry["metrics"]:
-        name = metric["metric"] + (LOWER_IS_BETTER if metric["higher_is_better"] is False else "")
-        error = "–" if metric["stderr"] is None else f"± {fixed(metric['stderr'], 4)}"
+        name = metric["metric"] + direction_mark(metric["higher_is_better"])
+        error = METRICS.plus_minus(metric["stderr"])
         task, n, shown_shots, shown_seconds = of_task
         yield [task, metric["filter"], name, n, shown_shots, _number(metric["value"]), error, shown_seconds]
         of_task = [""] * 4

@@ -86,8 +86,7 @@ class MultipleChoice(Benchmark):
 
         scores = pd.concat([part.scores(finished) for part in plan.parts], ignore_index=True)
         writer.save_table(SCORES, scores)
-        if plan.caveats:
-            writer.save_manifest(caveats=plan.caveats)
+        writer.save_caveats(plan.caveats)
         manifest = writer.manifest
         seconds = dict.fromkeys(plan.suite.tasks, 0.0) | finished.seconds
         by_rule = summarise_all(scores, manifest)

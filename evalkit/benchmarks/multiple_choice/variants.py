@@ -59,8 +59,7 @@ class PromptVariants(MultipleChoice):
             seconds[part.task] += finished.seconds.get(part.journal, 0.0)
         scores = pd.concat([table for tables in by_prompt.values() for table in tables], ignore_index=True)
         writer.save_table(SCORES, scores)
-        if plan.caveats:
-            writer.save_manifest(caveats=plan.caveats)
+        writer.save_caveats(plan.caveats)
         tables = PromptTables(scores)
         rules = {rule: varied_results(tables, writer.manifest, rule).to_json() for rule in tables.rules}
         content = dict(rules[writer.manifest["rule"]])

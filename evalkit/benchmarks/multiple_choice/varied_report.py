@@ -14,12 +14,8 @@ from typing import Any
 
 from evalkit.benchmarks.choices_report import (
     about_run,
-    error_notes,
-    grouped_rows,
     marked_label,
-    plus_minus,
-    prompt_notes,
-    sources_text,
+    results_table,
 )
 from evalkit.benchmarks.multiple_choice.varied_results import (
     PromptTables,
@@ -32,14 +28,12 @@ from evalkit.benchmarks.multiple_choice.varied_results import (
 from evalkit.errors import UnknownNameError
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.figures import RunFigure
+from evalkit.reporting.numbers import SHARES, UNKNOWN
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
-from evalkit.runs.rules import find_rule
-from evalkit.runs.traits import run_notes
+from evalkit.runs.notes import TRUNCATED, notes_below, rule_note
 from evalkit.suites.suites import label_of
-
-_NONE = "–"
 
 
 def varied_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
@@ -49,6 +43,13 @@ def varied_report(run: Run, rule: str | None = None, detail: bool = False) -> Re
         raise UnknownNameError(f"rule of run {run.folder}", name, tables.rules)
     by_rule = {other: varied_results(tables, manifest, other) for other in tables.rules}
     results = by_rule[name]
+    notes = notes_below(
+        manifest,
+        _lines(run, tables, results),
+        lacks_error=any(task.stderr is None for task in results.tasks),
+        examples=", in the original order",
+        sources=True,
+    )
     return Report(
         (
             _spread_table(run, results),
@@ -56,31 +57,32 @@ def varied_report(run: Run, rule: str | None = None, detail: bool = False) -> Re
             *(_subject_tables(run, tables, results) if detail else ()),
             _rules_table(run, by_rule, name),
         ),
-        notes=tuple(_notes(run, tables, results)),
+        notes=notes,
         content=about_run(run, run.seconds) | {"prompts": manifest["prompts"]} | results.to_json(),
         records=list(_records(results)),
     )
 
 
 def _spread_table(run: Run, results: VariedResults) -> Table:
-    def cells(name: str, result: VariedAccuracy, _: bool) -> list[str]:
-        extremes = [_NONE, _NONE]
+    def cells(result: VariedAccuracy) -> list[str]:
+        extremes = [UNKNOWN, UNKNOWN]
         if len(result.prompts) > 1:
             # The first prompt of several with the same accuracy
             ends = (extreme(result.prompts, key=attrgetter("value")) for extreme in (min, max))
             extremes = [f"{percent(end.value)} ({end.prompt})" for end in ends]
         n = "" if result.n is None else f"{result.n:,}"
-        return [name, n, str(len(result.prompts)), percent(result.value), *_errors(result), *extremes]
+        return [n, str(len(result.prompts)), *_numbers(result), *extremes]
 
-    by_name = {task.name: task for task in results.tasks}
-    rows, ruled = grouped_rows(run.manifest, by_name, results.averages, cells)
+    by_task = {task.name: task for task in results.tasks}
+    averages = [(average.name, average) for average in results.averages]
     headers = ["task", "n", "prompts", "mean %", "± SE", "SD", "by chance", "lowest", "highest"]
-    return simple_table("results", headers, rows, ruled=ruled, title=f"Accuracy over prompts, rule {results.rule}")
+    title = f"Accuracy over prompts, rule {results.rule}"
+    return results_table(run.manifest, by_task, averages, headers, cells, title=title)
 
 
-def _errors(result: VariedAccuracy) -> list[str]:
-    deviations = [_NONE if value is None else percent(value) for value in (result.spread, result.by_chance)]
-    return [plus_minus(result.stderr), *deviations]
+def _numbers(result: VariedAccuracy) -> list[str]:
+    """Return the mean, its error, and both deviations."""
+    return [*SHARES.columns(result.value, result.stderr), *map(SHARES.value, (result.spread, result.by_chance))]
 
 
 def _columns(run: Run, results: VariedResults) -> tuple[list[str], list[VariedAccuracy]]:
@@ -94,7 +96,7 @@ def _columns(run: Run, results: VariedResults) -> tuple[list[str], list[VariedAc
 def _prompts_table(run: Run, tables: PromptTables, results: VariedResults) -> Table:
     names, columns = _columns(run, results)
     accuracies = [{under.prompt: percent(under.value) for under in column.prompts} for column in columns]
-    rows = [[prompt, *(of_task.get(prompt, _NONE) for of_task in accuracies)] for prompt in tables.prompts]
+    rows = [[prompt, *(of_task.get(prompt, UNKNOWN) for of_task in accuracies)] for prompt in tables.prompts]
     title = f"Accuracy in % under each prompt, rule {results.rule}"
     return simple_table("prompts", ["prompt", *names], rows, title=title)
 
@@ -102,7 +104,7 @@ def _prompts_table(run: Run, tables: PromptTables, results: VariedResults) -> Ta
 def _subject_tables(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[Table]:
     for task in (task.name for task in results.tasks):
         rows = [
-            [subject.name.removeprefix(f"{task}_"), f"{subject.n:,}", percent(subject.value), *_errors(subject)]
+            [subject.name.removeprefix(f"{task}_"), f"{subject.n:,}", *_numbers(subject)]
             for subject in subject_accuracies(tables, task, results.rule)
         ]
         if rows:
@@ -114,18 +116,18 @@ def _rules_table(run: Run, by_rule: dict[str, VariedResults], chosen: str) -> Ta
     rows = []
     for rule, results in by_rule.items():
         names, columns = _columns(run, results)
-        means, spread = [percent(column.value) for column in columns], _errors(results.average)[1:]
-        rows.append([f"{rule} <" if rule == chosen else rule, *means, *spread])
+        means = [percent(column.value) for column in columns]
+        rows.append([f"{rule} <" if rule == chosen else rule, *means, *_numbers(results.average)[2:]])
     title = "The same scores under every rule that all prompts support (mean over prompts in %; <: the rule above)"
     return simple_table("rules", ["rule", *names, "SD", "by chance"], rows, title=title)
 
 
-def _notes(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[str]:
+def _lines(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[str]:
     manifest, tasks = run.manifest, [task.name for task in results.tasks]
     base, *others = tables.prompts
     orders = [name for name in others if name not in manifest["prompts"]]
     unordered = [task for task in tasks if not orders or orders[0] not in tables.prompts_of(task)]
-    yield f"rule {results.rule}: {find_rule(results.rule).description}"
+    yield rule_note(results.rule)
     yield f"prompt {base}: the run's own; each of the others differs from it in one factor"
     yield from (f"prompt {name}: {words}" for name, words in manifest["prompts"].items())
     if orders:
@@ -135,7 +137,6 @@ def _notes(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[s
         names = ", ".join(label_of(task, manifest).full for task in unordered)
         yield f"no order of the options, since prompts do not list them: {names}{alone}"
     yield "mean, ± SE: mean over prompts and documents, and its standard error if other documents are drawn"
-    yield from error_notes(results.tasks)
     yield (
         "SD: standard deviation of the accuracies over these prompts, which are a fixed set and no sample: it "
         "describes them, and is no error of the mean"
@@ -144,13 +145,8 @@ def _notes(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[s
         "by chance: the SD to expect with these documents if no prompt were easier than another; only an SD well "
         "above it shows that the prompt matters"
     )
-    yield from prompt_notes(manifest, ", in the original order")
     if cut := [f"{marked_label(task.name, manifest)} {task.truncated:,}" for task in results.tasks if task.truncated]:
-        yield f"documents whose context was truncated on the left to fit the context window: {', '.join(cut)}"
-    if examples := manifest.get("examples"):
-        yield "examples: " + sources_text(examples)
-    yield "documents: " + sources_text(manifest["documents"])
-    yield from run_notes(manifest)
+        yield f"documents whose context was {TRUNCATED}: {', '.join(cut)}"
 
 
 def _records(results: VariedResults) -> Iterator[dict[str, Any]]:

@@ -25,10 +25,10 @@ from evalkit.display import doing
 from evalkit.errors import DataError, reading_as
 from evalkit.longcontext.longbench.official import EditVariant, score_prediction
 from evalkit.longcontext.longbench.protocol import GROUPS, TASKS, SuiteName, Task, find_task, suite_tasks
-from evalkit.reporting.decimals import fixed
 from evalkit.reporting.figures import RunFigure, check_figure_path, line_look, new_figure, save_figure
+from evalkit.reporting.numbers import PERCENTAGES, UNKNOWN
 from evalkit.reporting.report import Report
-from evalkit.reporting.table import simple_table
+from evalkit.reporting.table import filled_table
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import PERCENT
 from evalkit.stats.estimates import (
@@ -202,12 +202,13 @@ def longbench_report(
     cells = []
     for line in lines + means:
         name = TASKS[line["name"]].label if line["kind"] == "task" else line["name"]
-        interval = "–" if line["low"] is None else f"{fixed(line['low'], 2)} to {fixed(line['high'], 2)}"
+        bounds = [PERCENTAGES.value(line[bound]) for bound in ("low", "high")]
+        interval = UNKNOWN if line["low"] is None else " to ".join(bounds)
         row = [name + "*" * (line["official"] is False), _METRICS.get(line["metric"], ""), f"{line['n']:,}"]
-        of_buckets = [fixed(line[f"value_{bucket}"], 2) for bucket in buckets]
-        row += [fixed(line["value"], 2), fixed(line["stderr"], 2), interval, *of_buckets]
-        cells.append(row + ([str(line["truncated"] or "")] if truncated else []))
-    headers = ["task", "metric", "n", "score", "± SE", "95 % interval", *buckets, *(["cut"] if truncated else [])]
+        of_buckets = [PERCENTAGES.value(line[f"value_{bucket}"]) for bucket in buckets]
+        row += [PERCENTAGES.value(line["value"]), PERCENTAGES.error(line["stderr"]), interval, *of_buckets]
+        cells.append([*row, str(line["truncated"] or "")])
+    headers = ["task", "metric", "n", "score", "± SE", "95 % interval", *buckets, "cut"]
     footnotes = {
         "Mean of groups: of the six groups' means (the paper's average). Plain mean: of the tasks.": True,
         "Buckets: by the stored length in words, below 4,000, below 8,000, and from there on": bool(buckets),
@@ -216,7 +217,7 @@ def longbench_report(
         "cut: documents truncated in the middle, since their prompts were too long": truncated,
     }
     return Report(
-        (simple_table(results["suite"], headers, cells, texts=2, ruled={len(cells) - 2}),),
+        (filled_table(results["suite"], headers, cells, texts=2, ruled={len(cells) - 2}),),
         notes=(*(note for note, applies in footnotes.items() if applies), *notes),
         content=dict(about or {}) | dict(results) | {"notes": list(notes)},
         records=tasks + groups + means,

@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric, average_metric, run_content
+from evalkit.benchmarks.outcomes import Metric, average_metric, run_content
 from evalkit.errors import RunError
 from evalkit.escape import counted
 from evalkit.longcontext.perplexity import BITS, BITS_UNIT
 from evalkit.longcontext.perplexity.windows import WIDTH, position_rows
-from evalkit.models.context.extension import Extension
 from evalkit.reporting import figures
 from evalkit.reporting.decimals import fixed
+from evalkit.reporting.numbers import METRICS, UNKNOWN
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
-from evalkit.runs.traits import run_notes
+from evalkit.runs.notes import direction_mark, model_line, notes_below, notes_of_runs
+from evalkit.runs.traits import extension_words
 from evalkit.runs.writing import RunWriter
 from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, error_of_mean, known_error, mean, t_quantile
 
@@ -44,9 +45,8 @@ _TABLE_BINS, _FIGURE_BINS = 16, 32
 """Most bins of positions in reports, and points of a line."""
 _SPACES = re.compile(r"\s+")
 _MOST_NATS = 700
-_BITS = f"bits/byte{LOWER_IS_BETTER}"
+_BITS = f"bits/byte{direction_mark(False)}"
 _SUMS = ("documents", "bytes", "tokens", _BITS, "± SE", "per byte", "per word", "per token")
-_PLACES = 4
 _WIDTH, _HEIGHT = 6.4, 3.6
 """Inches of the figure, without its notes."""
 
@@ -177,8 +177,7 @@ def _known(number: float) -> float | None:
 def headline(run: Run, rule: str | None = None) -> tuple[Metric, str]:
     """Return bits per byte over all documents."""
     whole = run.stored["whole"]
-    value, error = _value(whole["value"], whole["stderr"])
-    shown = value if whole["stderr"] is None else f"{value} {error}"
+    shown = METRICS.with_error(whole["value"], whole["stderr"])
     return average_metric({"name": "Average"} | whole), f"{shown} bits per byte"
 
 
@@ -190,7 +189,8 @@ def perplexity_report(run: Run, rule: str | None = None, detail: bool = False) -
     rows = [_sums(name, values) for name, values in lines]
     tables = (simple_table("perplexity", ["task", *_SUMS], rows, ruled=ruled), _positions({"": run}))
     records = [{"task": name} | dict(values) for name, values in lines]
-    return Report(tables, notes=tuple(_notes(run)), content=run_content(run), records=records)
+    notes = notes_below(run.manifest, _lines(run), [False])
+    return Report(tables, notes=notes, content=run_content(run), records=records)
 
 
 def methods_report(runs: Mapping[str, Run]) -> Report:
@@ -199,23 +199,20 @@ def methods_report(runs: Mapping[str, Run]) -> Report:
     tables = (simple_table("methods", ["method", *_SUMS], rows), _positions(runs))
     records = [{"method": name, "folder": str(run.folder)} | dict(run.stored["whole"]) for name, run in runs.items()]
     notes = (
-        *_notes(next(iter(runs.values())), model_only=True),
+        *_lines(next(iter(runs.values()))),
         "± SE: of each method alone; evalkit compare pairs two of these runs by document",
-        *(f"{name}: {_extension(run)}" for name, run in runs.items()),
+        *(f"{name}: {extension_words(run.manifest['specification'])}" for name, run in runs.items()),
         *(f"{name}: {run.folder}" for name, run in runs.items()),
+        *notes_of_runs(((name, run.manifest) for name, run in runs.items()), [False]),
     )
     content = {"methods": [{"method": name} | run_content(run) for name, run in runs.items()]}
     return Report(tables, notes=notes, content=content, records=records)
 
 
-def _value(bits: float | None, stderr: float | None) -> tuple[str, str]:
-    return fixed(bits, _PLACES), "–" if stderr is None else f"± {fixed(stderr, _PLACES)}"
-
-
 def _sums(name: str, values: Mapping[str, Any]) -> list[str]:
     counts = [f"{values[count]:,}" for count in ("n", "bytes", "tokens")]
     perplexities = [fixed(values[f"{unit}_perplexity"], 3) for unit in ("byte", "word", "token")]
-    return [name, *counts, *_value(values["value"], values["stderr"]), *perplexities]
+    return [name, *counts, *METRICS.columns(values["value"], values["stderr"]), *perplexities]
 
 
 def _positions(runs: Mapping[str, Run]) -> Table:
@@ -227,24 +224,22 @@ def _positions(runs: Mapping[str, Run]) -> Table:
     if len(runs) == 1:
         headers = ["positions", "documents", "tokens", _BITS, "± SE", "nats/token"]
         for row, bin in zip(rows, longest, strict=True):
-            value = _value(bin.bits_per_byte, bin.stderr)
+            value = METRICS.columns(bin.bits_per_byte, bin.stderr)
             row += [f"{bin.documents:,}", f"{bin.tokens:,}", *value, fixed(bin.nats / bin.tokens, 3)]
     else:
-        headers = ["positions", "tokens", *(f"{name}{LOWER_IS_BETTER}" for name in runs)]
-        values = [{bin.first: fixed(bin.bits_per_byte, _PLACES) for bin in bins} for bins in by_run]
+        headers = ["positions", "tokens", *(name + direction_mark(False) for name in runs)]
+        values = [{bin.first: METRICS.value(bin.bits_per_byte) for bin in bins} for bins in by_run]
         for row, bin in zip(rows, longest, strict=True):
-            row += [f"{bin.tokens:,}", *(of_run.get(bin.first, "–") for of_run in values)]
+            row += [f"{bin.tokens:,}", *(of_run.get(bin.first, UNKNOWN) for of_run in values)]
     return simple_table("positions", headers, rows)
 
 
-def _notes(run: Run, model_only: bool = False) -> Iterator[str]:
+def _lines(run: Run) -> Iterator[str]:
     manifest, specification, whole = run.manifest, run.manifest["specification"], run.stored["whole"]
     window, stride = (manifest.get("facts") or {}).get("window"), specification["windows"]["stride"]
     size = "" if window is None else f" of at most {window:,} tokens"
     kind = f"each after the first scores {stride:,}" if stride else "disjoint, as lm-eval's"
-    yield f"{manifest['model']}, {specification['dtype']}, {counted(whole['windows'], 'window')}{size}, {kind}"
-    if not model_only:
-        yield _extension(run)
+    yield model_line(run, f"{counted(whole['windows'], 'window')}{size}", kind)
     yield (
         "bits/byte: over all bytes of the documents, so comparable between tokenizers; ± SE: of the ratio, over "
         "documents; perplexities per byte, word and token as lm-eval's"
@@ -256,13 +251,6 @@ def _notes(run: Run, model_only: bool = False) -> Iterator[str]:
         yield f"*: past the {trained:,} tokens of the window of training"
     if (manifest.get("loaded") or {}).get("adds_tokens"):  # of a run before scoring version 4
         yield "the tokenizer adds tokens, such as BOS, to each document; as in lm-eval they are scored too"
-    yield LOWER_NOTE
-    yield from run_notes(manifest)
-
-
-def _extension(run: Run) -> str:
-    extension = run.manifest["specification"]["context_extension"]
-    return Extension(**extension).describe() if extension else "no context extension"
 
 
 def _trained_window(run: Run) -> int | None:

@@ -22,8 +22,9 @@ from evalkit.errors import UnknownNameError
 from evalkit.escape import part_name
 from evalkit.inputs.validated import Stored
 from evalkit.longcontext.ruler.data import CHOICES, TASKS
-from evalkit.reporting.decimals import fixed, percent
+from evalkit.reporting.decimals import percent
 from evalkit.reporting.figures import FigurePanel, RunFigure, draw_panels, legend_texts, new_figure, save_figure
+from evalkit.reporting.numbers import MEANS, SHARES, UNKNOWN, following
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run, StoredAverage, StoredTask, StoredValue
@@ -42,6 +43,7 @@ VALUE = "value"
 """Name of the first score in results.json."""
 ERRORS = {VALUE: "stderr", CHOICE: "choice_stderr", BITS: "bits_stderr"}
 """Score → key of its standard error in results.json."""
+_FORMATS = {VALUE: SHARES, CHOICE: SHARES, BITS: MEANS}
 _ABOUT = {"metric": SCORE, "unit": FRACTION, "higher_is_better": True}
 _SEED, _RESAMPLES = 40654, 2000
 _BANDS = 5
@@ -202,27 +204,23 @@ def run_report(run: Run, rule: str | None = None, detail: bool = False) -> Repor
     return Report((), content=run_content(run), records=records, parts=tuple(parts))
 
 
-def _shown(value: float | None, score: str) -> str:
-    scale, places = (1, 3) if score == BITS else (100, 1)
-    return "–" if value is None else fixed(scale * value, places)
-
-
 def _with_error(part: Mapping[str, Any], score: str) -> str:
-    value, error = part.get(score), part.get(ERRORS[score])
-    marked = _shown(value, score) + "*" * (not part.get("is_whole", True))
-    return marked + ("" if error is None else f" ± {_shown(error, score)}")
+    form = _FORMATS[score]
+    mark = "*" * (not part.get("is_whole", True))
+    return form.value(part.get(score)) + mark + following(form.spread(part.get(ERRORS[score])))
 
 
 def _by_task(run: Run, score: str) -> Table:
     """Return a table of a run: a line for each task, and of means with standard errors; a column for each length."""
     scores, lengths = {task["task"]: task for task in run.stored["tasks"]}, _lengths(run)
+    form = _FORMATS[score]
     names = list(dict.fromkeys(name.rpartition("@")[0] for name in scores))
     columns = [short(length["length"]) for length in lengths]
     rows = [
-        [name, *(_shown(scores.get(f"{name}@{column}", {}).get(score), score) for column in columns)] for name in names
+        [name, *(form.value(scores.get(f"{name}@{column}", {}).get(score)) for column in columns)] for name in names
     ]
-    rows += [["mean", *(_shown(length[score], score) for length in lengths)]] * (len(names) > 1)
-    rows.append(["± SE", *(_shown(length[ERRORS[score]], score) for length in lengths)])
+    rows += [["mean", *(form.value(length[score]) for length in lengths)]] * (len(names) > 1)
+    rows.append(["± SE", *(form.error(length[ERRORS[score]]) for length in lengths)])
     return simple_table(score, ["task", *columns], rows, ruled={len(names)})
 
 
@@ -247,14 +245,14 @@ def lengths_report(runs: Sequence[Run], names: Sequence[str], rule: str = RULER)
         row = [
             name,
             *(_with_error(of.get(length, {}), score) for length in every),
-            *(_shown(mean, score) for mean in means),
+            *map(_FORMATS[score].value, means),
         ]
         record = {"name": name, "run": run.manifest["id"], **{short(length): scores.get(length) for length in every}}
         record |= {"wavg_inc": means[0], "wavg_dec": means[1]}
         if score == VALUE:
             effective = [run.stored["effective"][key] for key in ("length", "low", "high")]
             shown = [short(length) if length else f"<{short(min(scores))}" for length in effective]
-            row += [shown[0], "–" if effective[1] is None else f"{shown[1]} to {shown[2]}"]
+            row += [shown[0], UNKNOWN if effective[1] is None else f"{shown[1]} to {shown[2]}"]
             record |= dict(zip(("effective_length", "low", "high"), effective, strict=True))
         rows.append(row)
         records.append(record)
@@ -266,7 +264,7 @@ def lengths_report(runs: Sequence[Run], names: Sequence[str], rule: str = RULER)
         notes.append(f"effective: the longest length with a mean of at least {100 * THRESHOLD:.1f} %")
     notes.append("wAvg: means over lengths, weighted by their rank from the shortest (inc) and from the longest (dec)")
     table = simple_table("lengths", headers, rows)
-    return Report((table,), verdict=(title,), notes=tuple(notes), records=records)
+    return Report((table,), verdict=(title,), notes=notes, records=records)
 
 
 def run_figures(runs: Sequence[Run], names: Sequence[str], models: Sequence[str]) -> list[RunFigure]:
