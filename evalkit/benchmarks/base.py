@@ -14,29 +14,22 @@ only on the plan, the batch and the model, not on earlier batches.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from evalkit.benchmarks.outcomes import Label, average_metric, formatted, metrics_report
 from evalkit.display import Say
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.errors import UsageError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import StoredResults
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.document_views import TaskView
-    from evalkit.benchmarks.outcomes import Comparable, Metric
     from evalkit.benchmarks.request import Request, TaskTokens
-    from evalkit.data import HubSplit
     from evalkit.models.loading.load import LoadedModel
     from evalkit.models.loading.locate import Checkpoint
-    from evalkit.reporting.figures import RunFigure
-    from evalkit.reporting.report import Report
     from evalkit.runs.columns import Rows
-    from evalkit.runs.folder import Run
     from evalkit.runs.journal import FinishedRows, Key
     from evalkit.runs.traits import BatchDevice
     from evalkit.runs.writing import RunWriter
@@ -130,6 +123,15 @@ class Computer(Protocol):
         """Compute a batch: `Row`s or, for many rows, an Arrow table with the schema of `runs.columns.schema_of`."""
 
 
+class ListedSuite(NamedTuple):
+    """What is listed of a suite."""
+
+    description: str = ""
+    """In one line."""
+    averages: Callable[[], dict[str, tuple[str, ...]]] | None = None
+    """Returns average → its tasks, for tables; the last average is "Average", over all tasks. None: no averages."""
+
+
 class lazy:
     """A member of a `Benchmark`, "package.module:name", imported on first use: a function, or a type."""
 
@@ -141,12 +143,11 @@ class lazy:
 
 
 class Benchmark(ABC):
-    """One kind of run. It has no state: everything about a run is in its plan.
+    """One kind of run. It has no state: everything about a run is in its plan, and `read` reads a finished one.
 
     What a kind must have comes first; any of it can be `lazy`. What it may have follows, with the default of those
     that lack it. Every method may raise an `EvalkitError`: for an invalid request, checkpoint or document, or a damaged
-    run. Wherever a `rule` is an argument, None is the run's own; a run without scores for a rule raises
-    `UnknownNameError`.
+    run.
     """
 
     kind: ClassVar[str]
@@ -157,6 +158,8 @@ class Benchmark(ABC):
     """Columns of `row` that identify its subject, such as a document. All rows with one key are in one batch."""
     request: Any
     """The request type, whose fields are the settings; see `request.request_of`."""
+    read: Any
+    """The type of the results of a finished run, a `results.FinishedResults`."""
     facts: Any
     """The dataclass of `Computer.facts`, which is restored from the manifest."""
 
@@ -187,14 +190,6 @@ class Benchmark(ABC):
     def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
         """Write tables from `FinishedRows.rows`, `table` or `batches`; call `RunWriter.save_results` last."""
 
-    @abstractmethod
-    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """Return the metrics of a finished run; the most important metric of a task comes first."""
-
-    @abstractmethod
-    def comparable(self, run: Run) -> Comparable:
-        """Return the documents of a finished run with their scores, if it has scores of single documents."""
-
     def shared_rows(self, plan: Any) -> list[tuple[int, set[Key]]]:
         """Return the keys of rows that runs of other samples may have too, by what is planned together; else none.
 
@@ -206,18 +201,12 @@ class Benchmark(ABC):
     """Schema of its results.json, beyond the keys that every benchmark has."""
     files: ClassVar[tuple[str, ...]] = ()
     """Files of a finished run, beside those that every run has; a run that lacks one is computed or written again."""
+    only_logits: ClassVar[bool] = False
+    """Whether a run needs nothing of a model but its logits, which a callback during training can compute."""
 
-    def refuse_rule(self, run: Run, rule: str | None) -> None:
-        if rule not in (None, self.kind):
-            raise UnknownNameError(f"rule of run {run.folder}", rule, (self.kind,))
-
-    def suites(self) -> Mapping[str, str]:
-        """Return suite name, as in `evalkit run --suite` → description in one line."""
-        return dict.fromkeys(self.averages() or (self.kind,), "")
-
-    def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """Return suite → average → its tasks, for tables; the last average is "Average", over all tasks."""
-        return {}
+    def suites(self) -> Mapping[str, ListedSuite]:
+        """Return the suites by their names, as in `evalkit run --suite`."""
+        return {self.kind: ListedSuite()}
 
     def options_outside_id(self, options: Mapping[str, Any]) -> frozenset[str]:
         """Return the names of a run's options, which include its suite, that never change its id; others may."""
@@ -233,44 +222,3 @@ class Benchmark(ABC):
         Raises the `EvalkitError` that the run would end with.
         """
         return []
-
-    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        """Return the printed report of a finished run; `detail`: with all that a first look does not need."""
-        return metrics_report(run, self.metrics(run, rule))
-
-    def rescored(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        """Return the report of a finished run's choices under a rule; arguments as of `report`."""
-        from evalkit.benchmarks.multiple_choice.results_report import choices_report
-
-        return choices_report(run, rule, detail)
-
-    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        """Yield the documents of a finished run as people read them, by task; no `tasks`: of all."""
-        return iter(())
-
-    def figures(self, runs: Sequence[Run], names: Sequence[str], models: Sequence[str]) -> list[RunFigure]:
-        """Return the figures, with unique names, of finished runs; `models` are equal for seeds of one model."""
-        return []
-
-    def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
-        """Return the averages of a finished run, as in results.json."""
-        return list(run.stored["averages"])
-
-    def headline(self, run: Run, rule: str | None = None) -> tuple[Metric | None, str]:
-        """Return the number that stands for a finished run in lists, and its printed form: the last average."""
-        if not (averages := self.stored_averages(run, rule)):
-            return None, "finished"
-        average = average_metric(averages[-1])
-        name = "" if average.task == "Average" else f"{average.task.lower()} "
-        value, error = formatted(average)
-        number = f"{name}{value} ± {error}" if error else f"{name}{value}"
-        if average.whole is None:
-            return average, f"{number} {average.name}"
-        return average, f"{number} ({rule or run.rule})" if run.rule else number
-
-    def label(self, run: Run, task: str) -> Label:
-        return Label(task, task)
-
-    def dataset(self, run: Run, task: str) -> HubSplit | None:
-        """Return the published dataset of a task's documents; None if it is unknown."""
-        return None

@@ -1,21 +1,20 @@
 """Base class of benchmarks with generated answers: documents → prompts → batches → answers → a table and results.
 
 A benchmark defines its settings and documents (`request`, `plan`), prompts (`generation_requests`), the scored row of
-an answer (`table_row`), and what is computed from the table (`results`, `metrics`).
+an answer (`table_row`), what is computed from the table (`results`), and how a finished run is read (`read`, a subclass
+of `answers.FinishedAnswers`).
 """
 
 from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned, lazy
-from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure
 from evalkit.benchmarks.request import DocumentRequest, Request, TaskTokens, numerics, plain_manifest, spread
 from evalkit.data.sampling import DocumentSelection
 from evalkit.display import Say
@@ -33,7 +32,6 @@ from evalkit.runs.writing import RunWriter
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalkit.benchmarks.document_views import TaskView
     from evalkit.generation.prompts import GeneratingFacts, Prompt
     from evalkit.models.loading.load import LoadedModel
 
@@ -169,21 +167,13 @@ class GenerationRequest:
 
 
 class GeneratedBenchmark(Benchmark):
-    """Base class of benchmarks with generated answers, each of which has one score."""
+    """Base class of benchmarks with generated answers, each of which has one score; see `answers.FinishedAnswers`."""
 
     facts = lazy("evalkit.generation.prompts:GeneratingFacts")
     row = GeneratedAnswer
     key = ("id",)
     files: ClassVar[tuple[str, ...]]
     """The file of a finished run: the table with one row for each answer."""
-    metric: ClassVar[str] = "score"
-    """Name of the metric, such as "exact match"."""
-    checked: ClassVar[tuple[str, ...]]
-    """Columns of `answers` that must be equal for two documents to be the same."""
-    prompt_settings: ClassVar[Mapping[str, str]] = {}
-    """Name in messages → entry of the specification that makes other prompts of the same documents."""
-    continuous: ClassVar[str] = ""
-    """Rule of the continuous measure that is reported beside the others, if there is one."""
 
     @abstractmethod
     def generation_requests(
@@ -198,27 +188,6 @@ class GeneratedBenchmark(Benchmark):
     @abstractmethod
     def results(self, plan: Any, table: pd.DataFrame) -> dict[str, Any]:
         """Return the content of results.json."""
-
-    @abstractmethod
-    def answers(self, run: Run) -> pd.DataFrame:
-        """Return columns task, id, source (of dependent documents), references, answer, score and `checked`."""
-
-    def measure(self) -> Measure:
-        return Measure(f"{self.metric} in %", True, self.metric)
-
-    def measures(self, run: Run) -> Mapping[str, Measure]:
-        """Return rule → measure of a run's documents; the benchmark's own, under its name, comes first."""
-        return {self.kind: self.measure()}
-
-    def metric_of(self, task: str) -> str:
-        return self.metric
-
-    def sample_of(self, task: str) -> str:
-        """Return the common name of tasks that ask the same questions; empty if no other task does."""
-        return ""
-
-    def groups(self, run: Run) -> Mapping[str, Sequence[str]]:
-        return {"Average": tuple(run.manifest["documents"])}
 
     def ids(self, plan: Any, task: str) -> Sequence[str]:
         """Return the ids of a task's documents, in order; by default their numbers."""
@@ -288,34 +257,6 @@ class GeneratedBenchmark(Benchmark):
         results = self.results(plan, table)
         writer.save_table(self.files[0], table)
         writer.save_results(results)
-
-    def comparable(self, run: Run) -> Comparable:
-        return _ComparableAnswers(self, run)
-
-    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        from evalkit.benchmarks.document_views import answer_views
-
-        yield from answer_views(self.answers(run), tasks, self.metric_of)
-
-
-class _ComparableAnswers(GradedAnswers):
-    def __init__(self, benchmark: GeneratedBenchmark, run: Run) -> None:
-        groups, measures = benchmark.groups(run), benchmark.measures(run)
-        super().__init__(run, partial(benchmark.answers, run), benchmark.checked, groups, measures)
-        self._settings, self._continuous = benchmark.prompt_settings, benchmark.continuous
-        self._sample_of = benchmark.sample_of
-
-    def sample_of(self, task: str) -> str:
-        return self._sample_of(task)
-
-    def beside(self, rule: str) -> str | None:
-        return self._continuous if self._continuous in self.rules and rule != self._continuous else None
-
-    def must_agree(self, task: str) -> dict[str, str]:
-        specification = self.run.manifest["specification"]
-        settings = {name: str(specification[entry]) for name, entry in self._settings.items()}
-        hashes = {"documents": str(specification["documents"].get(task, ""))} if "documents" in specification else {}
-        return settings | hashes
 
 
 class _GenerationComputer:

@@ -1,8 +1,8 @@
 """Registry of benchmarks: evalkit's own, and those of installed packages.
 
-In: a kind, a suite or a run. Out: its `Benchmark`. A package registers a benchmark by an entry point of the group
-`evalkit.benchmarks`, whose name is the kind and whose object is a `Benchmark` class. A benchmark is imported on first
-use.
+In: a kind, a suite or a run. Out: its `Benchmark`, or the results of the run. A package registers a benchmark by an
+entry point of the group `evalkit.benchmarks`, whose name is the kind and whose object is a `Benchmark` class. A
+benchmark is imported on first use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 
-from evalkit.benchmarks.base import Benchmark
+from evalkit.benchmarks.base import Benchmark, ListedSuite
+from evalkit.benchmarks.results import FinishedResults
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.plugins import added, call_added, load_added
 from evalkit.runs.folder import Run
@@ -48,15 +49,27 @@ def benchmark(kind: str) -> Benchmark:
     return made
 
 
-def benchmark_of(run: Run) -> Benchmark:
-    """Return the benchmark that made a run. Raises a `RunError` if it is not installed, or results.json not its own."""
+def results_of(run: Run) -> FinishedResults:
+    """Return the results of a run, as its benchmark reads them.
+
+    Raises a `RunError` if the benchmark is not installed, or results.json is not its own.
+    """
     try:
         kind = benchmark(run.kind)
     except UnknownNameError as error:
         raise RunError(f"run {run.folder} is of benchmark '{run.kind}', which is not installed") from error
     if run.complete:
         run.require_form(kind.results_form)
-    return kind
+    results: FinishedResults = kind.read(run)
+    return results
+
+
+def has_default_measure(kind: str) -> bool:
+    """Return whether runs of a kind are compared by a measure if none is named."""
+    try:
+        return bool(benchmark(kind).read.has_default_measure)
+    except UsageError:  # whoever reads its runs reports that it is not installed
+        return True
 
 
 def _loadable() -> Iterator[Benchmark]:
@@ -80,18 +93,20 @@ def suite_names() -> list[str]:
     return [suite for kind in _loadable() for suite in kind.suites()]
 
 
-def averages_of(kind: Benchmark) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Return a benchmark's averages by suite. Raises `UsageError` if it is another package's, and fails."""
-    return kind.averages() if kind.kind in _OWN else call_added(f"benchmark '{kind.kind}'", kind.averages)
+def averages_of(kind: Benchmark, suite: ListedSuite) -> dict[str, tuple[str, ...]]:
+    """Return average → its tasks. Raises `UsageError` if the benchmark is another package's, and fails."""
+    if suite.averages is None:
+        return {}
+    return suite.averages() if kind.kind in _OWN else call_added(f"benchmark '{kind.kind}'", suite.averages)
 
 
 def suite_averages(suite: str) -> dict[str, tuple[str, ...]]:
     """Return average → its tasks, for a suite of any benchmark."""
     known: list[str] = []
     for kind in _loadable():
-        with suppress(UsageError):
-            averages = averages_of(kind)
-            if suite in averages:
-                return averages[suite]
-            known += averages
+        with_averages = {name: listed for name, listed in kind.suites().items() if listed.averages is not None}
+        if suite in with_averages:
+            with suppress(UsageError):
+                return averages_of(kind, with_averages[suite])
+        known += with_averages
     raise UnknownNameError("suite", suite, known)

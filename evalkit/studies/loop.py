@@ -27,7 +27,7 @@ from torch import distributed
 
 from evalkit.benchmarks.base import Batch, Budget
 from evalkit.benchmarks.keywords import SuiteSettings
-from evalkit.benchmarks.registry import benchmark, benchmark_of
+from evalkit.benchmarks.registry import benchmark, results_of
 from evalkit.benchmarks.request import SuiteRequest
 from evalkit.benchmarks.run import given_options, planned
 from evalkit.benchmarks.session import OpenRun, Prepared, finished, load_checked, opened, prefetched
@@ -44,8 +44,6 @@ from evalkit.paths import replace_file, temporary_folder
 from evalkit.runs.finding import folder_name, list_runs
 from evalkit.runs.folder import Run, specification_id
 
-_SCORED = ("multiple_choice", "prompt_variants", "perplexity")
-"""Kinds of runs that need nothing of a model but its logits."""
 _PILOT = 8
 """Documents of each task in the timing of a budget."""
 _DOCUMENTS = ("limit", "sample", "seed")
@@ -63,10 +61,10 @@ def logged_metrics(run: Run, rule: str) -> dict[str, float]:
         run: the run.
         rule: of the plan: a finished run may have been started under another one.
     """
-    other, logged = run.other_rule(rule), dict[str, float | None]()
-    metrics = [metric for metric in benchmark_of(run).metrics(run, other) if metric.layer is None]
+    other, results, logged = run.other_rule(rule), results_of(run), dict[str, float | None]()
+    metrics = [metric for metric in results.metrics(other) if metric.layer is None]
     logged |= {f"{metric.task}/{metric.name}": metric.value for metric in metrics}
-    averages = benchmark_of(run).stored_averages(run, other)
+    averages = results.averages(other)
     logged |= {f"{average['name']}/{average['metric']}": average["value"] for average in averages}
     if averages:
         logged[f"{averages[-1]['name']}/stderr"] = averages[-1]["stderr"]
@@ -357,7 +355,7 @@ class InLoop:
                 if plan is None or current is None or not current.is_missing:
                     return None
                 kind, budget = benchmark(plan.manifest["kind"]), current.budget()
-                if called and kind.kind not in _SCORED:
+                if called and not kind.only_logits:
                     suite = self._options.get("suite")
                     raise UsageError(f"suite {suite}: needs more than a model's logits; use evalkit run --watch")
                 budget = Budget(budget.scored or tokens or None, budget.kept)

@@ -6,19 +6,14 @@ task and of each layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.attention import ATTENTION
-from evalkit.benchmarks.attention.groups import MEASURES, AttentionRow
-from evalkit.benchmarks.base import Benchmark, lazy
-from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of
-from evalkit.benchmarks.outcomes import Label, Metric
-from evalkit.runs.folder import Run
+from evalkit.benchmarks.attention.groups import AttentionRow
+from evalkit.benchmarks.base import Benchmark, ListedSuite, lazy
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.documents import AttentionPlan
-    from evalkit.data import HubSplit
 
 
 class Attention(Benchmark):
@@ -34,37 +29,10 @@ class Attention(Benchmark):
     batches = lazy("evalkit.benchmarks.attention.documents:planned_batches")
     token_counts = lazy("evalkit.benchmarks.attention.documents:task_costs")
     finish = lazy("evalkit.benchmarks.attention.results:finish")
-    report = lazy("evalkit.benchmarks.attention.results:attention_report")
-    comparable = lazy("evalkit.benchmarks.attention.figure_runs:AttentionDocuments")
-    figures = lazy("evalkit.benchmarks.attention.figures:run_figures")
+    read = lazy("evalkit.benchmarks.attention.results:FinishedAttention")
 
     def setup(self, plan: AttentionPlan) -> dict[str, Any]:
         return dict(plan.manifest["specification"])
 
-    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        self.refuse_rule(run, rule)
-        return [
-            Metric(
-                task["task"],
-                name,
-                measured["n"],
-                measured["value"],
-                measured["stderr"],
-                higher_is_better=None,
-                bounds=MEASURES[name].bounds,
-                unit=MEASURES[name].stored_unit,
-                truncated=task["truncated"],
-                official=run.manifest["documents"][task["task"]]["official"],
-            )
-            for task in run.stored["tasks"]
-            for name, measured in task["measures"].items()
-        ]
-
-    def suites(self) -> Mapping[str, str]:
-        return {ATTENTION: "measures of attention maps, by layer and head"}
-
-    def label(self, run: Run, task: str) -> Label:
-        return label_of(task, run.manifest)
-
-    def dataset(self, run: Run, task: str) -> HubSplit | None:
-        return dataset_of(task)
+    def suites(self) -> dict[str, ListedSuite]:
+        return {ATTENTION: ListedSuite("measures of attention maps, by layer and head")}

@@ -13,19 +13,18 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evalkit.benchmarks import generated
-from evalkit.benchmarks.base import lazy
+from evalkit.benchmarks.base import ListedSuite
 from evalkit.benchmarks.generated import DocumentPlan, GeneratedAnswer, GenerationRequest, TaskDocuments
 from evalkit.benchmarks.longbench import results
 from evalkit.benchmarks.longbench.data import LongBenchDocument, load_rows
 from evalkit.benchmarks.longbench.official import generation_requests, score_prediction
-from evalkit.benchmarks.longbench.protocol import GROUPS, SUITES, TASKS, SuiteName, find_task, suite_tasks
-from evalkit.benchmarks.outcomes import Label, Measure, Metric
+from evalkit.benchmarks.longbench.protocol import SUITES, TASKS, SuiteName, find_task, suite_tasks
 from evalkit.benchmarks.request import DocumentRequest
-from evalkit.data import HubSplit
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.inputs.settings import setting
@@ -33,13 +32,10 @@ from evalkit.inputs.values import with_matches
 from evalkit.models.context.extension import configured_window
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import ModelSpec, config_of, context_settings
-from evalkit.runs.folder import LONGBENCH, Run
-from evalkit.runs.score_table import PERCENT
+from evalkit.runs.folder import LONGBENCH
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from evalkit.reporting.report import Report
 
 _PAPER_CONTEXT = 8192
 """Context window in tokens to which the paper extends shorter ones by YaRN; its appendix "Long Context Evaluation"."""
@@ -70,10 +66,7 @@ class LongBench(generated.GeneratedBenchmark):
     kind = LONGBENCH
     request = LongBenchRequest
     files = (results.GENERATIONS,)
-    checked = ("answers",)
-    # Truncation at another length makes another prompt
-    prompt_settings: ClassVar = {"prompt tokens": "max_prompt_tokens"}
-    figures = lazy("evalkit.benchmarks.longbench.results:run_figures")
+    read = results.FinishedLongBench
 
     def plan(self, request: LongBenchRequest, say: Say) -> DocumentPlan:
         """Make the plan; its manifest's optional "left_out" has a line for each reason why tasks are left out."""
@@ -136,52 +129,12 @@ class LongBench(generated.GeneratedBenchmark):
             averages.append(about | {"value": of_all["value"] or 0.0, "stderr": of_all["stderr"]})
         return scores | {"averages": averages}
 
-    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        self.refuse_rule(run, rule)
-        metrics = []
-        for task in run.stored["tasks"]:
-            of_all = task["all"]
-            scored = (task["task"], task["metric"], of_all["n"], of_all["value"], of_all["stderr"])
-            about = {"truncated": task["truncated"], "official": task["official"]}
-            metrics.append(Metric(*scored, bounds=(0.0, 100.0), unit=PERCENT, **about))
-        return metrics
-
-    def measure(self) -> Measure:
-        words = "LongBench's own score of each task (F1, ROUGE-L, accuracy, edit similarity) in %, averaged over tasks"
-        return Measure(words, True)
-
-    def metric_of(self, task: str) -> str:
-        return find_task(task).metric
-
-    def groups(self, run: Run) -> dict[str, tuple[str, ...]]:
-        return _groups(run.suite)
-
-    def answers(self, run: Run) -> pd.DataFrame:
-        table = run.table(results.GENERATIONS, ("answers", "source"))
-        return table.assign(references=table["answers"].map(json.loads)).rename(columns={"prediction": "answer"})
-
-    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        self.refuse_rule(run, rule)
-        return results.report_of(run)
-
-    def label(self, run: Run, task: str) -> Label:
-        return Label(*[find_task(task).label] * 2)
-
-    def dataset(self, run: Run, task: str) -> HubSplit:
-        e = "_e" * (run.suite == "longbench-e")
-        return HubSplit(path="THUDM/LongBench", config=f"{task}{e}", split="test")
-
-    def suites(self) -> Mapping[str, str]:
-        return {str(suite): what for suite, what in SUITES.items()}
-
-    def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        every = {suite: tuple(task.name for task in suite_tasks(suite)) for suite in SUITES}
-        return {suite: {**_groups(suite), "Average": tasks} for suite, tasks in every.items()}
+    def suites(self) -> dict[str, ListedSuite]:
+        return {suite: ListedSuite(what, partial(_averages, suite)) for suite, what in SUITES.items()}
 
 
-def _groups(suite: str) -> dict[str, tuple[str, ...]]:
-    tasks = suite_tasks(suite)
-    return {group: tuple(task.name for task in tasks if task.group == group) for group in GROUPS}
+def _averages(suite: SuiteName) -> dict[str, tuple[str, ...]]:
+    return {**results.groups_of(suite), "Average": tuple(task.name for task in suite_tasks(suite))}
 
 
 def _paper_context(model: ModelSpec, checkpoint: Checkpoint, say: Say) -> ModelSpec:

@@ -10,23 +10,22 @@ lm_eval/         the same in lm-eval's format
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from evalkit.benchmarks.base import Benchmark, lazy
-from evalkit.benchmarks.multiple_choice.outcomes import outcome_averages, outcome_entries, stored_results, table_metrics
-from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of, load_suite, shipped_suites
-from evalkit.benchmarks.outcomes import Label
+from evalkit.benchmarks.base import Benchmark, ListedSuite, lazy
+from evalkit.benchmarks.multiple_choice.outcomes import outcome_averages, outcome_entries, table_metrics
+from evalkit.benchmarks.multiple_choice.suites import Suite, load_suite, shipped_suites
 from evalkit.display import Say
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.inputs.validated import Stored
-from evalkit.runs.folder import SCORES, Run, StoredAverage, StoredTask, StoredValue
-from evalkit.runs.score_table import ScoreRow, outcome_of
+from evalkit.runs.folder import SCORES, StoredAverage, StoredTask, StoredValue
+from evalkit.runs.score_table import ScoreRow
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
     from evalkit.benchmarks.request import SuiteRequest
-    from evalkit.data import HubSplit
     from evalkit.runs.journal import FinishedRows, Key
     from evalkit.runs.writing import RunWriter
 
@@ -59,16 +58,14 @@ class MultipleChoice(Benchmark):
     row = ScoreRow
     key = ("subtask", "doc_id", "texts")
     results_form: ClassVar[type[Stored]] = _ChoiceResults
+    only_logits = True
 
     request = lazy("evalkit.benchmarks.request:SuiteRequest")
+    read = lazy("evalkit.benchmarks.multiple_choice.results:FinishedChoices")
     facts = lazy("evalkit.benchmarks.multiple_choice.scoring:ScoringFacts")
     setup = lazy("evalkit.benchmarks.multiple_choice.scoring:setup_of")
     computer = lazy("evalkit.benchmarks.multiple_choice.scoring:Scoring")
     batches = lazy("evalkit.benchmarks.multiple_choice.scoring:batches_of")
-    metrics = lazy("evalkit.benchmarks.multiple_choice.outcomes:stored_metrics")
-    comparable = lazy("evalkit.benchmarks.multiple_choice.outcomes:ComparableChoices")
-    views = lazy("evalkit.benchmarks.multiple_choice.views:choice_views")
-    report = lazy("evalkit.benchmarks.multiple_choice.results_report:choices_report")
     prompts = lazy("evalkit.benchmarks.multiple_choice.views:shown_prompts")
     token_counts = lazy("evalkit.benchmarks.multiple_choice.scoring:estimated")
 
@@ -131,22 +128,10 @@ class MultipleChoice(Benchmark):
         except EvalkitError:  # an unknown rule
             return names
 
-    def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
-        if rule is None:
-            return super().stored_averages(run)
-        if outcome_of(rule) is None:
-            return list(stored_results(self.comparable(run), rule)["averages"])
-        return outcome_averages(run.manifest, table_metrics(run.scores, run.manifest, rule))
-
-    def suites(self) -> dict[str, str]:
-        return {suite.name: suite.description for suite in shipped_suites().values()}
-
-    def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
+    def suites(self) -> dict[str, ListedSuite]:
         suites = shipped_suites().values()
-        return {suite.name: {**suite.groups, "Average": suite.tasks} for suite in suites}
+        return {suite.name: ListedSuite(suite.description, partial(_averages, suite)) for suite in suites}
 
-    def label(self, run: Run, task: str) -> Label:
-        return label_of(task, run.manifest)
 
-    def dataset(self, run: Run, task: str) -> HubSplit | None:
-        return dataset_of(task)
+def _averages(suite: Suite) -> dict[str, tuple[str, ...]]:
+    return {**suite.groups, "Average": suite.tasks}

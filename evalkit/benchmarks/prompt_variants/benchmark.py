@@ -12,27 +12,20 @@ choices of all orders, one order after the other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import lazy
-from evalkit.benchmarks.document_views import ChoiceView
+from evalkit.benchmarks.base import ListedSuite, lazy
 from evalkit.benchmarks.multiple_choice.benchmark import MultipleChoice
 from evalkit.benchmarks.prompt_variants import PROMPT, PROMPT_VARIANTS, PROMPTS
 from evalkit.benchmarks.prompt_variants.prompt_sets import order_name
 from evalkit.benchmarks.prompt_variants.results import PromptTables, VariedResultsFile, varied_results
-from evalkit.display import Say
-from evalkit.reporting.decimals import percent
-from evalkit.runs.folder import SCORES, Run
+from evalkit.runs.folder import SCORES
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalkit.benchmarks.document_views import TaskView, Texts
     from evalkit.benchmarks.multiple_choice.plan import TaskPart
-    from evalkit.benchmarks.outcomes import Metric
     from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
 
@@ -43,11 +36,7 @@ class PromptVariants(MultipleChoice):
     kind = PROMPT_VARIANTS
     results_form = VariedResultsFile
 
-    metrics = lazy("evalkit.benchmarks.prompt_variants.results:varied_metrics")
-    comparable = lazy("evalkit.benchmarks.prompt_variants.results:ComparablePrompts")
-    report = lazy("evalkit.benchmarks.prompt_variants.results_report:varied_report")
-    rescored = lazy("evalkit.benchmarks.prompt_variants.results_report:varied_report")
-    figures = lazy("evalkit.benchmarks.prompt_variants.results_report:prompt_figures")
+    read = lazy("evalkit.benchmarks.prompt_variants.results:FinishedPrompts")
 
     def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
         import pandas as pd
@@ -70,31 +59,9 @@ class PromptVariants(MultipleChoice):
         content["tasks"] = [task | {"seconds": round(seconds[task["task"]], 3)} for task in content["tasks"]]
         writer.save_results(content | {"rules": rules, "samples": False})
 
-    def headline(self, run: Run, rule: str | None = None) -> tuple[Metric | None, str]:
-        headline, text = super().headline(run, rule)
-        average = self.stored_averages(run, rule)[-1]
-        spread = "" if average["spread"] is None else f", SD {percent(average['spread'])}"
-        return headline, f"{text} over {len(average['prompts'])} prompts{spread}"
-
-    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        """Yield the documents of each task under the run's own prompt, and say so."""
-        from evalkit.benchmarks.multiple_choice.views import choice_views
-
-        alone = f"this shows the run's own prompt, {run.template}; its other prompts are in {PROMPTS}"
-        for view in choice_views(run, tasks, say):
-            assert isinstance(view, ChoiceView)
-            yield replace(view, read=partial(_with_problem, view, alone))
-
-    def suites(self) -> dict[str, str]:
+    def suites(self) -> dict[str, ListedSuite]:
         """Return none: the suites are those of multiple choice, with `vary`."""
         return {}
-
-    def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        return {}
-
-
-def _with_problem(view: ChoiceView, problem: str) -> tuple[Texts, str]:
-    return view.texts, "; ".join(filter(None, (view.problem, problem)))
 
 
 def _by_order(table: pd.DataFrame, part: TaskPart) -> Iterator[tuple[str, pd.DataFrame]]:

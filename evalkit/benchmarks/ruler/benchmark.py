@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from evalkit.benchmarks import generated
-from evalkit.benchmarks.base import lazy
+from evalkit.benchmarks.base import ListedSuite
 from evalkit.benchmarks.generated import (
     DocumentPlan,
     GeneratedAnswer,
@@ -29,11 +29,10 @@ from evalkit.benchmarks.generated import (
     GenerationRequest,
     TaskDocuments,
 )
-from evalkit.benchmarks.outcomes import Measure, Metric
 from evalkit.benchmarks.request import Request
 from evalkit.benchmarks.ruler import results
 from evalkit.benchmarks.ruler.data import CHOICES, TASKS, WHEELS, RulerData, RulerTask
-from evalkit.benchmarks.ruler.results import BITS, CHOICE, ERRORS, SCORE, VALUE
+from evalkit.benchmarks.ruler.results import BITS, CHOICE, SCORE
 from evalkit.benchmarks.ruler.samples import CannotBuild, Sample, numbered, samples
 from evalkit.cache import source_digest, stored
 from evalkit.display import Say
@@ -43,7 +42,6 @@ from evalkit.inputs.values import with_matches
 from evalkit.models.loading.fingerprint import fingerprint
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import tokenizer_alone
-from evalkit.runs.folder import Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,17 +50,6 @@ _VERSION = 1
 """Increased with every change of evalkit that changes a number of this benchmark."""
 _MODEL_TEMPLATES = {"plain": "base", "inst": "meta-chat"}
 _CONTROL = re.compile(r"[\x00-\x1f]")
-_LIKELIHOODS = {
-    CHOICE: Measure(f"the gold answer among {CHOICES} has the fewest bits per byte, in %", False, "choice accuracy"),
-    BITS: Measure(
-        "bits per byte of the gold answer after the text, lower is better",
-        True,
-        BITS,
-        None,
-        False,
-        unit="bits per byte",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -99,10 +86,7 @@ class Ruler(GeneratedBenchmark):
     request: type[Request] = RulerRequest
     results_form = results.RulerResults
     files = (results.ANSWERS,)
-    checked = ("prompt_sha256",)
-    continuous = BITS
-    report = lazy("evalkit.benchmarks.ruler.results:run_report")
-    figures = lazy("evalkit.benchmarks.ruler.results:run_figures")
+    read: Any = results.FinishedRuler
 
     def plan(self, request: Any, say: Say) -> DocumentPlan:
         checkpoint = request.model.locate(say)
@@ -197,37 +181,8 @@ class Ruler(GeneratedBenchmark):
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
         return results.results_of(table, results.size_of(self.kind))
 
-    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        measures, metrics = self.measures(run), []
-        if rule not in (None, *measures):
-            raise UnknownNameError(f"rule of run {run.folder}", str(rule), measures)
-        for name, measure in measures.items():
-            if rule in (None, self.kind, name):
-                score = VALUE if name == self.kind else name
-                for task in run.stored["tasks"]:
-                    chance = task["chance"] if name == CHOICE else None
-                    values = task["n"], task[score], task[ERRORS[score]], measure.higher_is_better, measure.bounds
-                    metrics.append(Metric(task["task"], measure.name, *values, chance=chance, unit=measure.unit))
-        return metrics
-
-    def measure(self) -> Measure:
-        return Measure("score, the share of the right answers that are in the generated text, in %", True)
-
-    def measures(self, run: Run) -> dict[str, Measure]:
-        return {self.kind: self.measure()} | _LIKELIHOODS
-
-    def groups(self, run: Run) -> Mapping[str, Sequence[str]]:
-        return results.by_length(run.manifest["documents"])
-
-    def sample_of(self, task: str) -> str:
-        return results.sample_of(task)
-
-    def answers(self, run: Run) -> pd.DataFrame:
-        table = run.table(results.ANSWERS, ("task", "id", "source", "references", "answer", "score"))
-        return table.assign(references=table["references"].map(json.loads).map(tuple))
-
-    def suites(self) -> Mapping[str, str]:
-        return {self.kind: "RULER: retrieval, tracking, counting and questions in long texts, by length"}
+    def suites(self) -> dict[str, ListedSuite]:
+        return {self.kind: ListedSuite("RULER: retrieval, tracking, counting and questions in long texts, by length")}
 
 
 def cached_documents(key: Sequence[Any], make: Callable[[], list[RulerDocument] | str]) -> list[RulerDocument]:

@@ -18,7 +18,7 @@ from lm_eval.tasks import TaskManager
 
 from evalkit.benchmarks.document_views import AnswerView, ChoiceView
 from evalkit.benchmarks.lm_eval.requests import RequestRow
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.benchmarks.run import evaluate, planned
 from evalkit.cli import main
 from evalkit.comparison.comparison import compare_pairing
@@ -251,7 +251,7 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
 
 
 def test_documents_are_read_as_people_read_them(whole: Run, tasks: Path) -> None:
-    views = {view.task: view for view in benchmark_of(whole).views(whole, (), silent)}
+    views = {view.task: view for view in results_of(whole).views((), silent)}
     assert list(views) == [task["task"] for task in whole.stored["tasks"]]
     choices, answers = views["made_choice"], views["made_answers"]
     assert isinstance(choices, ChoiceView) and choices.problem == ""

@@ -21,7 +21,7 @@ from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.question_loading import load_questions
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, shipped_suites, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import load_template
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.benchmarks.run import planned
 from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
@@ -273,7 +273,7 @@ TASKS = ("winogrande", "arc_easy")
 
 
 def views(run: Run, *tasks: str) -> dict[str, ChoiceView]:
-    shown = benchmark_of(run).views(run, tasks, silent)
+    shown = results_of(run).views(tasks, silent)
     return {view.task: view for view in shown if isinstance(view, ChoiceView)}
 
 
