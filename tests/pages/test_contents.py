@@ -24,7 +24,7 @@ from hypothesis.extra import numpy as arrays_of
 
 import evalkit
 from evalkit.benchmarks.attention.results import HEADS
-from evalkit.benchmarks.registry import benchmark, results_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.comparison.curves import curve
 from evalkit.comparison.sides import Side, sides_of
 from evalkit.errors import RunError
@@ -327,7 +327,7 @@ def test_prompts_are_the_texts_that_were_scored(checkpoint: Path, documents: Pat
     for task, (entry, header, arrays) in data_of(runs).items():
         assert [prompt["runs"] for prompt in header["prompts"]] == [[0], [1]]
         for prompt, run in zip(header["prompts"], runs, strict=True):
-            [view] = benchmark(run.kind).views(run, (task,), silent)
+            [view] = results_of(run).views((task,), silent)
             for number, subtask in enumerate(arrays["subtask"]):
                 text = view.texts[entry["subtasks"][subtask], header["ids"][number]]  # type: ignore[union-attr]
                 choices = prompt["choices"][number]
