@@ -27,6 +27,7 @@ from evalkit.runs.folder import StoredResults
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.request import Request, TaskTokens
+    from evalkit.benchmarks.results import FinishedResults
     from evalkit.models.loading.load import LoadedModel
     from evalkit.models.loading.locate import Checkpoint
     from evalkit.runs.columns import Rows
@@ -158,8 +159,8 @@ class Benchmark(ABC):
     """Columns of `row` that identify its subject, such as a document. All rows with one key are in one batch."""
     request: Any
     """The request type, whose fields are the settings; see `request.request_of`."""
-    read: Any
-    """The type of the results of a finished run, a `results.FinishedResults`."""
+    read: ClassVar[type[FinishedResults]]
+    """Results of a finished run."""
     facts: Any
     """The dataclass of `Computer.facts`, which is restored from the manifest."""
 

@@ -2,20 +2,22 @@
 
 A benchmark defines its settings and documents (`request`, `plan`), prompts (`generation_requests`), the scored row of
 an answer (`table_row`), what is computed from the table (`results`), and how a finished run is read (`read`, a subclass
-of `answers.FinishedAnswers`).
+of `FinishedAnswers`).
 """
 
 from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned, lazy
+from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure
 from evalkit.benchmarks.request import DocumentRequest, Request, TaskTokens, numerics, plain_manifest, spread
+from evalkit.benchmarks.results import FinishedResults
 from evalkit.data.sampling import DocumentSelection
 from evalkit.display import Say
 from evalkit.errors import RunError, UsageError
@@ -32,6 +34,7 @@ from evalkit.runs.writing import RunWriter
 if TYPE_CHECKING:
     import pandas as pd
 
+    from evalkit.benchmarks.document_views import TaskView
     from evalkit.generation.prompts import GeneratingFacts, Prompt
     from evalkit.models.loading.load import LoadedModel
 
@@ -167,7 +170,7 @@ class GenerationRequest:
 
 
 class GeneratedBenchmark(Benchmark):
-    """Base class of benchmarks with generated answers, each of which has one score; see `answers.FinishedAnswers`."""
+    """Base class of benchmarks with generated answers, each of which has one score; see also `FinishedAnswers`."""
 
     facts = lazy("evalkit.generation.prompts:GeneratingFacts")
     row = GeneratedAnswer
@@ -257,6 +260,69 @@ class GeneratedBenchmark(Benchmark):
         results = self.results(plan, table)
         writer.save_table(self.files[0], table)
         writer.save_results(results)
+
+
+def share_measure(metric: str) -> Measure:
+    """Return the measure of scores from 0 to 1."""
+    return Measure(f"{metric} in %", True, metric)
+
+
+class FinishedAnswers(FinishedResults):
+    """Base class of the results of runs with generated answers."""
+
+    checked: ClassVar[tuple[str, ...]]
+    """Columns of `answers` that must be equal for two documents to be the same."""
+    prompt_settings: ClassVar[Mapping[str, str]] = {}
+    """Name in messages → entry of the specification that makes other prompts of the same documents."""
+    continuous: ClassVar[str] = ""
+    """Rule of the continuous measure that is reported beside the others, if there is one."""
+
+    @abstractmethod
+    def answers(self) -> pd.DataFrame:
+        """Return columns task, id, source (of dependent documents), references, answer, score and `checked`."""
+
+    def metric_of(self, task: str) -> str:
+        """Return the name of a task's metric, such as "exact match"."""
+        stored = next(entry for entry in self.run.stored["tasks"] if entry["task"] == task)
+        return str(stored.get("metric", "score"))
+
+    def measures(self) -> Mapping[str, Measure]:
+        """Return rule → measure of the documents; the benchmark's own, under its name, comes first."""
+        return {self.run.kind: share_measure(self.metric_of(self.run.stored["tasks"][0]["task"]))}
+
+    def sample_of(self, task: str) -> str:
+        """Return the common name of tasks that ask the same questions; empty if no other task does."""
+        return ""
+
+    def groups(self) -> Mapping[str, Sequence[str]]:
+        return {"Average": tuple(self.run.manifest["documents"])}
+
+    def comparable(self) -> Comparable:
+        return _ComparableAnswers(self)
+
+    def views(self, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+        from evalkit.benchmarks.document_views import answer_views
+
+        yield from answer_views(self.answers(), tasks, self.metric_of)
+
+
+class _ComparableAnswers(GradedAnswers):
+    def __init__(self, results: FinishedAnswers) -> None:
+        super().__init__(results.run, results.answers, results.checked, results.groups(), results.measures())
+        self._results = results
+
+    def sample_of(self, task: str) -> str:
+        return self._results.sample_of(task)
+
+    def beside(self, rule: str) -> str | None:
+        continuous = self._results.continuous
+        return continuous if continuous in self.rules and rule != continuous else None
+
+    def must_agree(self, task: str) -> dict[str, str]:
+        specification = self.run.manifest["specification"]
+        settings = {name: str(specification[entry]) for name, entry in self._results.prompt_settings.items()}
+        hashes = {"documents": str(specification["documents"].get(task, ""))} if "documents" in specification else {}
+        return settings | hashes
 
 
 class _GenerationComputer:

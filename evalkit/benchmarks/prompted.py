@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from evalkit.benchmarks import generated
-from evalkit.benchmarks.answers import FinishedAnswers, share_measure
 from evalkit.benchmarks.base import ListedSuite
 from evalkit.benchmarks.generated import DocumentPlan, GeneratedAnswer, GenerationRequest, TaskDocuments
 from evalkit.benchmarks.outcomes import Metric, stored_value
@@ -48,7 +47,7 @@ class PromptDocument(NamedTuple):
     reference: str
 
 
-class FinishedPrompted(FinishedAnswers):
+class FinishedPrompted(generated.FinishedAnswers):
     checked = ("prompt", "reference")
 
     def metrics(self, rule: str | None = None) -> list[Metric]:
@@ -139,7 +138,7 @@ class PromptedBenchmark(generated.GeneratedBenchmark):
         return about | {"answer": text, "score": score, "source": answer.id}
 
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
-        results, measure = list[dict[str, Any]](), share_measure(self.metric)
+        results, measure = list[dict[str, Any]](), generated.share_measure(self.metric)
         for task, rows in table.groupby("task", sort=False):
             mean, error = float(rows["score"].mean()), error_of_mean(rows["score"].to_numpy(float))
             results.append({"task": task, "n": len(rows)} | stored_value(measure, mean, error))

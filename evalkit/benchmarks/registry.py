@@ -60,37 +60,38 @@ def results_of(run: Run) -> FinishedResults:
         raise RunError(f"run {run.folder} is of benchmark '{run.kind}', which is not installed") from error
     if run.complete:
         run.require_form(kind.results_form)
-    results: FinishedResults = kind.read(run)
-    return results
+    return kind.read(run)
 
 
 def has_default_measure(kind: str) -> bool:
     """Return whether runs of a kind are compared by a measure if none is named."""
     try:
-        return bool(benchmark(kind).read.has_default_measure)
+        return benchmark(kind).read.has_default_measure
     except UsageError:  # whoever reads its runs reports that it is not installed
         return True
 
 
-def _loadable() -> Iterator[Benchmark]:
-    """Yield all benchmarks; skip those that cannot be imported, since another one may have the suite."""
-    for kind in kinds():
+def _suites() -> Iterator[tuple[Benchmark, str, ListedSuite]]:
+    """Yield the suites of all benchmarks but those that cannot be imported, since another one may have the suite."""
+    for name in kinds():
         with suppress(UsageError):
-            yield benchmark(kind)
+            kind = benchmark(name)
+            for suite, listed in kind.suites().items():
+                yield kind, suite, listed
 
 
 def kind_of_suite(suite: str | None) -> str:
     """Return the kind of benchmark that runs a suite: a suite's name or a YAML file; None: the default suite."""
     if suite is None or Path(suite).suffix in (".yaml", ".yml"):
         return "multiple_choice"
-    for kind in _loadable():
-        if suite in kind.suites():
+    for kind, name, _ in _suites():
+        if name == suite:
             return kind.kind
     raise UnknownNameError("suite", suite, suite_names())
 
 
 def suite_names() -> list[str]:
-    return [suite for kind in _loadable() for suite in kind.suites()]
+    return [name for _, name, _ in _suites()]
 
 
 def averages_of(kind: Benchmark, suite: ListedSuite) -> dict[str, tuple[str, ...]]:
@@ -103,10 +104,10 @@ def averages_of(kind: Benchmark, suite: ListedSuite) -> dict[str, tuple[str, ...
 def suite_averages(suite: str) -> dict[str, tuple[str, ...]]:
     """Return average → its tasks, for a suite of any benchmark."""
     known: list[str] = []
-    for kind in _loadable():
-        with_averages = {name: listed for name, listed in kind.suites().items() if listed.averages is not None}
-        if suite in with_averages:
+    for kind, name, listed in _suites():
+        if name == suite and listed.averages is not None:
             with suppress(UsageError):
-                return averages_of(kind, with_averages[suite])
-        known += with_averages
+                return averages_of(kind, listed)
+        elif listed.averages is not None:
+            known.append(name)
     raise UnknownNameError("suite", suite, known)

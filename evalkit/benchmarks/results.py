@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from evalkit.benchmarks.base import lazy
 from evalkit.benchmarks.outcomes import Label, average_metric, formatted, metrics_report
 from evalkit.errors import UnknownNameError
 
@@ -23,12 +25,19 @@ if TYPE_CHECKING:
     from evalkit.runs.folder import Run
 
 
+class of_run(lazy):
+    """A member of `FinishedResults`: a function, or a type, whose first argument is the run."""
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else partial(super().__get__(instance, owner), instance.run)
+
+
 class FinishedResults(ABC):
     """Results of a finished run, for lists, tables, comparison, pages and exports.
 
-    What a kind must have comes first; what follows has the default of those that lack it. Wherever a `rule` is an
-    argument, None is the run's own; a run without scores for a rule raises `UnknownNameError`. Any member may raise an
-    `EvalkitError` for a damaged run.
+    What a kind must have comes first; any of it can be `of_run`. What follows has the default of those that lack it.
+    Wherever a `rule` is an argument, None is the run's own; a run without scores for a rule raises `UnknownNameError`.
+    Any member may raise an `EvalkitError` for a damaged run.
     """
 
     def __init__(self, run: Run) -> None:
@@ -38,10 +47,9 @@ class FinishedResults(ABC):
     def metrics(self, rule: str | None = None) -> list[Metric]:
         """Return the metrics; the most important metric of a task comes first."""
 
-    @property
     @abstractmethod
     def comparable(self) -> Comparable:
-        """The documents with their scores, if the run has scores of single documents."""
+        """Return the documents with their scores, if the run has scores of single documents."""
 
     has_default_measure: ClassVar[bool] = True
     """Whether documents are compared by a measure if none is named."""

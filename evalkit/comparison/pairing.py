@@ -174,7 +174,7 @@ def pair(a: Side, b: Side, graded: dict[str, Comparable], in_pairs: bool = False
             advice *= {run.suite, runs[0].suite} == {LM_EVAL, "tasks"}
             raise UsageError(f"run {runs[0].folder.name} is of {suites}; compare runs of one suite{advice}")
         if str(run.folder) not in graded:
-            graded[str(run.folder)] = results_of(run).comparable
+            graded[str(run.folder)] = results_of(run).comparable()
     of_runs = tuple(graded[str(run.folder)] for run in runs)
     for other in of_runs[1:]:
         of_runs[0].check_alike(other)

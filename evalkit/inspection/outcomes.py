@@ -301,7 +301,7 @@ def _find_task(run: Run, name: str) -> tuple[str, str | None]:
     if name in (tasks := _tasks(run)):
         return name, None
     try:
-        documents = results_of(run).comparable.documents
+        documents = results_of(run).comparable().documents
         subtasks = dict(zip(documents["subtask"], documents["task"], strict=True))
     except EvalkitError:  # the run has no table of its documents
         subtasks = {}

@@ -97,7 +97,7 @@ def _rules(runs: Sequence[Run], rule: str | None) -> dict[str, str | None]:
     problems = []
     for kind, run in {run.kind: run for run in runs}.items() if rule is not None else ():
         try:
-            results_of(run).comparable.measure(str(rule))
+            results_of(run).comparable().measure(str(rule))
             by_kind[kind] = rule
         except EvalkitError as error:
             problems.append(str(error))

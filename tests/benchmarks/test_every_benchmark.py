@@ -302,8 +302,8 @@ def test_it_says_what_must_agree_without_reading_a_table(
     a, b = runs(kind), runs(kind, 1)
     monkeypatch.setattr(Run, "table", lambda *_: pytest.fail("a table was read"))
     for task in a.manifest["documents"]:
-        agreed = results_of(a).comparable.must_agree(task)
-        assert agreed == results_of(b).comparable.must_agree(task)
+        agreed = results_of(a).comparable().must_agree(task)
+        assert agreed == results_of(b).comparable().must_agree(task)
         assert agreed and all(agreed.values())
     assert differences(a, b) == []
     # Other documents are another measurement

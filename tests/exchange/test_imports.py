@@ -182,7 +182,7 @@ def test_an_imported_log_equals_the_run(pinned_log: list[Path], ours: Run, impor
         for task in TASKS:
             assert metrics[task] == pytest.approx(results[task].get(f"{rule},none", metrics[task]), abs=1e-12)
     assert run.scores[list(UNCOUNTED)].isna().all(axis=None)
-    assert tuple(results_of(run).comparable.rules) == RULES
+    assert tuple(results_of(run).comparable().rules) == RULES
     for rule in ("ppl", "acc_token", "pmi"):
         assert why_unusable(find_rule(rule), run.scores)
 
@@ -405,7 +405,7 @@ def test_lengths_are_those_without_the_delimiter(evaluated: Evaluate, imported: 
     [path] = log_of(run, tmp_path / "alone", summary=False)
     [unknown] = imported([path], "model")
     assert unknown.scores[["chars", "bytes"]].isna().all(axis=None)
-    comparable = results_of(unknown).comparable
+    comparable = results_of(unknown).comparable()
     assert list(comparable.rules) == ["acc"]
     with pytest.raises(UsageError, match="bits_per_byte"):
         comparable.by_rule("bits_per_byte")

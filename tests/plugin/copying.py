@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evalkit.benchmarks.answers import FinishedAnswers
 from evalkit.benchmarks.base import ListedSuite
 from evalkit.benchmarks.document_views import TaskView
 from evalkit.benchmarks.generated import (
     DocumentPlan,
+    FinishedAnswers,
     GeneratedAnswer,
     GeneratedBenchmark,
     GenerationRequest,
@@ -81,7 +81,6 @@ class FinishedCopying(FinishedAnswers):
         table = table if "source" in table else table.assign(source=table["id"])
         return table.assign(answer=table["text"], references=table["reference"].map(lambda reference: [reference]))
 
-    @property
     def comparable(self) -> Comparable:
         return GradedAnswers(self.run, self.answers, self.checked, {"Average": [COPYING]}, MEASURES)
 

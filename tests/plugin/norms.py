@@ -89,7 +89,6 @@ class FinishedNorms(FinishedResults):
         [task] = self.run.stored["tasks"]
         return [Metric(NORMS, "long states", task["n"], task["value"], task["stderr"])]
 
-    @property
     def comparable(self) -> Comparable:
         return GradedAnswers(self.run, self.documents, ("text",), {"Average": [NORMS]}, {NORMS: MEASURE})
 

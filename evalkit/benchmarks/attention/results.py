@@ -10,7 +10,6 @@ attention_heads.parquet       the same over documents: n and mean
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +18,7 @@ import pyarrow as pa
 
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.groups import BOS_TOKENS, FINISHED, MASS, MEASURES, RANK, SUMMARY
-from evalkit.benchmarks.base import lazy
-from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of
-from evalkit.benchmarks.outcomes import Comparable, Label, Metric, run_content
-from evalkit.benchmarks.results import FinishedResults
+from evalkit.benchmarks.outcomes import run_content
 from evalkit.errors import RunError, ScoringError
 from evalkit.escape import counted
 from evalkit.reporting.decimals import fixed, percent
@@ -34,7 +30,6 @@ from evalkit.stats.estimates import known_error, mean
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.documents import AttentionPlan
-    from evalkit.data import HubSplit
     from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
 
@@ -162,7 +157,7 @@ def _values(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
     return {name: values[name] for name in MEASURES if name in values}
 
 
-def attention_report(run: Run, detail: bool = False) -> Report:
+def attention_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
     """Return the most telling measures in the first, middle and last layer and in all; with `detail` all of each."""
     lines: list[tuple[str, Any]] = [(str(layer["layer"]), layer["measures"]) for layer in run.stored["layers"]]
     lines.append(("all", run.stored["measures"]))
@@ -225,42 +220,3 @@ def _notes(run: Run, names: list[str], detail: bool) -> list[str]:
     if cut := sum(task["truncated"] for task in tasks):
         notes.append(f"{counted(cut, 'document')} truncated to the context window")
     return notes
-
-
-class FinishedAttention(FinishedResults):
-    has_default_measure = False
-    figures = lazy("evalkit.benchmarks.attention.figures:run_figures")
-
-    def metrics(self, rule: str | None = None) -> list[Metric]:
-        self.refuse_rule(rule)
-        return [
-            Metric(
-                task["task"],
-                name,
-                measured["n"],
-                measured["value"],
-                measured["stderr"],
-                higher_is_better=None,
-                bounds=MEASURES[name].bounds,
-                unit=MEASURES[name].stored_unit,
-                truncated=task["truncated"],
-                official=self.run.manifest["documents"][task["task"]]["official"],
-            )
-            for task in self.run.stored["tasks"]
-            for name, measured in task["measures"].items()
-        ]
-
-    @cached_property
-    def comparable(self) -> Comparable:
-        from evalkit.benchmarks.attention.figure_runs import AttentionDocuments
-
-        return AttentionDocuments(self.run)
-
-    def report(self, rule: str | None = None, detail: bool = False) -> Report:
-        return attention_report(self.run, detail)
-
-    def label(self, task: str) -> Label:
-        return label_of(task, self.run.manifest)
-
-    def dataset(self, task: str) -> HubSplit | None:
-        return dataset_of(task)

@@ -15,11 +15,47 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Benchmark, ListedSuite, lazy
 from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, rows_of, stored_rows
+from evalkit.benchmarks.lm_eval.results import logged_metrics
+from evalkit.benchmarks.multiple_choice.suites import label_of
+from evalkit.benchmarks.outcomes import Label, Metric
+from evalkit.benchmarks.results import FinishedResults, of_run
+from evalkit.errors import UsageError
 from evalkit.runs.folder import LM_EVAL
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
+    from evalkit.data import HubSplit
     from evalkit.runs.journal import FinishedRows
+
+
+class FinishedTasks(FinishedResults):
+    """Results of lm-eval's tasks; its report under a rule is that of the multiple-choice tasks' choices."""
+
+    comparable = of_run("evalkit.benchmarks.lm_eval.views:task_outcomes")
+    views = of_run("evalkit.benchmarks.lm_eval.views:task_views")
+    report = of_run("evalkit.benchmarks.lm_eval.views:metrics_report")
+    headline = of_run("evalkit.benchmarks.lm_eval.views:headline")
+
+    def metrics(self, rule: str | None = None) -> list[Metric]:
+        """Return every numeric metric, as lm-eval computed it; another rule is a `UsageError`."""
+        if rule not in (None, LM_EVAL):
+            raise UsageError(
+                f"run {self.run.folder} is a run of lm-eval's tasks, which have their own metrics; leave out --rule"
+            )
+        metrics: list[Metric] = []
+        for task in self.run.stored["tasks"]:
+            metrics += logged_metrics(task, self.run.manifest["documents"][task["task"]]["official"])
+        return metrics
+
+    def label(self, task: str) -> Label:
+        return label_of(task)
+
+    def dataset(self, task: str) -> HubSplit | None:
+        """Raise a `UsageError`, since evalkit does not know the datasets of lm-eval's tasks."""
+        raise UsageError(
+            f"run {self.run.folder} is a run of lm-eval's own tasks; "
+            "export it with --to lm_eval, which supports all of them"
+        )
 
 
 class LMEval(Benchmark):
@@ -28,6 +64,7 @@ class LMEval(Benchmark):
     kind = LM_EVAL
     row = RequestRow
     key = KEY
+    read = FinishedTasks
 
     request = lazy("evalkit.benchmarks.request:SuiteRequest")
     plan = lazy("evalkit.benchmarks.lm_eval.plan:plan_tasks")
@@ -37,7 +74,6 @@ class LMEval(Benchmark):
     computer = lazy("evalkit.benchmarks.lm_eval.harness:computer_of")
     token_counts = lazy("evalkit.benchmarks.lm_eval.plan:estimated")
     finish = lazy("evalkit.benchmarks.lm_eval.results:finish")
-    read = lazy("evalkit.benchmarks.lm_eval.views:FinishedTasks")
     prompts = lazy("evalkit.benchmarks.lm_eval.views:shown_requests")
 
     def is_missing(self, plan: TaskPlan, finished: FinishedRows) -> bool:

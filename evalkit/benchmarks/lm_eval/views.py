@@ -30,21 +30,17 @@ from evalkit.benchmarks.lm_eval.log_format import caveats_below, texts_of_reques
 from evalkit.benchmarks.lm_eval.requests import GENERATED, group_by_task
 from evalkit.benchmarks.lm_eval.results import DOCUMENTS, DocumentScore, logged_metrics
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices
-from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.outcomes import (
     CONTENT,
     LOWER_IS_BETTER,
     LOWER_NOTE,
     Comparable,
     GradedAnswers,
-    Label,
     Measure,
     Metric,
     run_content,
 )
-from evalkit.benchmarks.results import FinishedResults
 from evalkit.display import Say
-from evalkit.errors import UsageError
 from evalkit.escape import printable
 from evalkit.inputs.reading import parse_json
 from evalkit.models.context.extension import Extension
@@ -62,7 +58,6 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.batches import Encoding
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.benchmarks.lm_eval.requests import ModelRequest
-    from evalkit.data import HubSplit
 
 
 _NO_METRIC: Mapping[str, Any] = {"metric": "", "filter": "none", "unit": None, "higher_is_better": None}
@@ -173,8 +168,12 @@ def _fed(requests: Sequence[ModelRequest], encoding: Encoding, say: Say) -> Iter
         yield f"{part.request.label}, {kind}{window}", counts, context, rest
 
 
-def metrics_report(run: Run) -> Report:
-    """Return a report of every metric of every task and group, as lm-eval computed it."""
+def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
+    """Return a report of every metric of every task and group, as lm-eval computed it; under a rule, of the choices."""
+    if rule not in (None, LM_EVAL):
+        from evalkit.benchmarks.multiple_choice.results_report import choices_report
+
+        return choices_report(run, rule, detail)
     manifest, documents = run.manifest, run.manifest["documents"]
     entries = [*run.stored["tasks"], *run.stored["groups"]]
     members = {group["task"]: group["tasks"] for group in run.stored["groups"]}
@@ -206,7 +205,7 @@ def metrics_report(run: Run) -> Report:
     )
 
 
-def headline(run: Run) -> tuple[Metric | None, str]:
+def headline(run: Run, rule: str | None = None) -> tuple[Metric | None, str]:
     """Return the first metric of the first group, or of the first task if there are no groups."""
     entries = run.stored["groups"] or run.stored["tasks"]
     metrics = [metric for entry in entries for metric in logged_metrics(entry)]
@@ -236,6 +235,12 @@ def _rows(entry: Mapping[str, Any], marked: bool) -> Iterator[list[str]]:
         task, n, shown_shots, shown_seconds = of_task
         yield [task, metric["filter"], name, n, shown_shots, _number(metric["value"]), error, shown_seconds]
         of_task = [""] * 4
+
+
+def task_outcomes(run: Run) -> Comparable:
+    if not run.manifest["groups"] and any(task.get("compared") for task in run.stored["tasks"]):
+        return TaskMetrics(run)
+    return TaskChoices(run)
 
 
 class _TaskDocuments(Comparable):
@@ -307,45 +312,3 @@ class TaskMetrics(_TaskDocuments, GradedAnswers):
         chosen = table["metric"] + "," + table["filter"] == table["task"].map(self._metrics)
         names = {"doc_id": "id", "value": "score"}
         return table[chosen].rename(columns=names).assign(source=lambda scores: scores["id"]).reset_index(drop=True)
-
-
-class FinishedTasks(FinishedResults):
-    """Results of lm-eval's tasks: their own metrics or, under a rule, the choices of the multiple-choice tasks."""
-
-    def metrics(self, rule: str | None = None) -> list[Metric]:
-        """Return every numeric metric, as lm-eval computed it; another rule is a `UsageError`."""
-        if rule not in (None, LM_EVAL):
-            raise UsageError(
-                f"run {self.run.folder} is a run of lm-eval's tasks, which have their own metrics; leave out --rule"
-            )
-        metrics: list[Metric] = []
-        for task in self.run.stored["tasks"]:
-            metrics += logged_metrics(task, self.run.manifest["documents"][task["task"]]["official"])
-        return metrics
-
-    @cached_property
-    def comparable(self) -> Comparable:
-        if not self.run.manifest["groups"] and any(task.get("compared") for task in self.run.stored["tasks"]):
-            return TaskMetrics(self.run)
-        return TaskChoices(self.run)
-
-    def headline(self, rule: str | None = None) -> tuple[Metric | None, str]:
-        return headline(self.run)
-
-    def report(self, rule: str | None = None, detail: bool = False) -> Report:
-        from evalkit.benchmarks.multiple_choice.results_report import choices_report
-
-        return metrics_report(self.run) if rule in (None, LM_EVAL) else choices_report(self.run, rule, detail)
-
-    def views(self, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        return task_views(self.run, tasks, say)
-
-    def label(self, task: str) -> Label:
-        return label_of(task)
-
-    def dataset(self, task: str) -> HubSplit | None:
-        """Raise a `UsageError`, since evalkit does not know the datasets of lm-eval's tasks."""
-        raise UsageError(
-            f"run {self.run.folder} is a run of lm-eval's own tasks; export it with --to lm_eval, which supports all "
-            "of them"
-        )

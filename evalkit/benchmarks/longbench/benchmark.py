@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evalkit.benchmarks import generated
-from evalkit.benchmarks.base import ListedSuite
+from evalkit.benchmarks.base import ListedSuite, lazy
 from evalkit.benchmarks.generated import DocumentPlan, GeneratedAnswer, GenerationRequest, TaskDocuments
 from evalkit.benchmarks.longbench import results
 from evalkit.benchmarks.longbench.data import LongBenchDocument, load_rows
 from evalkit.benchmarks.longbench.official import generation_requests, score_prediction
-from evalkit.benchmarks.longbench.protocol import SUITES, TASKS, SuiteName, find_task, suite_tasks
+from evalkit.benchmarks.longbench.protocol import GROUPS, SUITES, TASKS, SuiteName, find_task, suite_tasks
+from evalkit.benchmarks.outcomes import Label, Measure, Metric
 from evalkit.benchmarks.request import DocumentRequest
+from evalkit.data import HubSplit
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.inputs.settings import setting
@@ -33,9 +35,12 @@ from evalkit.models.context.extension import configured_window
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import ModelSpec, config_of, context_settings
 from evalkit.runs.folder import LONGBENCH
+from evalkit.runs.score_table import PERCENT
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from evalkit.reporting.report import Report
 
 _PAPER_CONTEXT = 8192
 """Context window in tokens to which the paper extends shorter ones by YaRN; its appendix "Long Context Evaluation"."""
@@ -62,11 +67,50 @@ class LongBenchRequest(DocumentRequest):
     default_texts: ClassVar[Mapping[str, str]] = {"context": "8192, as in the paper, where it was trained on fewer"}
 
 
+class FinishedLongBench(generated.FinishedAnswers):
+    checked = ("answers",)
+    # Truncation at another length makes another prompt
+    prompt_settings: ClassVar = {"prompt tokens": "max_prompt_tokens"}
+    figures = lazy("evalkit.benchmarks.longbench.results:run_figures")
+
+    def metrics(self, rule: str | None = None) -> list[Metric]:
+        self.refuse_rule(rule)
+        metrics = []
+        for task in self.run.stored["tasks"]:
+            of_all = task["all"]
+            scored = (task["task"], task["metric"], of_all["n"], of_all["value"], of_all["stderr"])
+            about = {"truncated": task["truncated"], "official": task["official"]}
+            metrics.append(Metric(*scored, bounds=(0.0, 100.0), unit=PERCENT, **about))
+        return metrics
+
+    def measures(self) -> Mapping[str, Measure]:
+        words = "LongBench's own score of each task (F1, ROUGE-L, accuracy, edit similarity) in %, averaged over tasks"
+        return {LONGBENCH: Measure(words, True)}
+
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        return _groups(self.run.suite)
+
+    def answers(self) -> pd.DataFrame:
+        table = self.run.table(results.GENERATIONS, ("answers", "source"))
+        return table.assign(references=table["answers"].map(json.loads)).rename(columns={"prediction": "answer"})
+
+    def report(self, rule: str | None = None, detail: bool = False) -> Report:
+        self.refuse_rule(rule)
+        return results.report_of(self.run)
+
+    def label(self, task: str) -> Label:
+        return Label(*[find_task(task).label] * 2)
+
+    def dataset(self, task: str) -> HubSplit:
+        e = "_e" * (self.run.suite == "longbench-e")
+        return HubSplit(path="THUDM/LongBench", config=f"{task}{e}", split="test")
+
+
 class LongBench(generated.GeneratedBenchmark):
     kind = LONGBENCH
     request = LongBenchRequest
     files = (results.GENERATIONS,)
-    read = results.FinishedLongBench
+    read = FinishedLongBench
 
     def plan(self, request: LongBenchRequest, say: Say) -> DocumentPlan:
         """Make the plan; its manifest's optional "left_out" has a line for each reason why tasks are left out."""
@@ -134,7 +178,12 @@ class LongBench(generated.GeneratedBenchmark):
 
 
 def _averages(suite: SuiteName) -> dict[str, tuple[str, ...]]:
-    return {**results.groups_of(suite), "Average": tuple(task.name for task in suite_tasks(suite))}
+    return {**_groups(suite), "Average": tuple(task.name for task in suite_tasks(suite))}
+
+
+def _groups(suite: str) -> dict[str, tuple[str, ...]]:
+    tasks = suite_tasks(suite)
+    return {group: tuple(task.name for task in tasks if task.group == group) for group in GROUPS}
 
 
 def _paper_context(model: ModelSpec, checkpoint: Checkpoint, say: Say) -> ModelSpec:

@@ -15,17 +15,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from math import isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
 
-from evalkit.benchmarks.answers import FinishedAnswers
 from evalkit.benchmarks.generated import about_run
 from evalkit.benchmarks.longbench.official import EditVariant, score_prediction
 from evalkit.benchmarks.longbench.protocol import GROUPS, TASKS, SuiteName, Task, find_task, suite_tasks
-from evalkit.benchmarks.outcomes import Label, Measure, Metric
-from evalkit.data import HubSplit
 from evalkit.display import doing
 from evalkit.errors import DataError, reading_as
 from evalkit.reporting.decimals import fixed
@@ -296,48 +293,3 @@ def draw_by_length(generations: pd.DataFrame, path: Path, variant: EditVariant =
             axes.set_xlabel("length in words")
             axes.tick_params(labelbottom=True)
     save_figure(figure, path)
-
-
-def groups_of(suite: str) -> dict[str, tuple[str, ...]]:
-    """Return group → its tasks in a suite."""
-    tasks = suite_tasks(suite)
-    return {group: tuple(task.name for task in tasks if task.group == group) for group in GROUPS}
-
-
-class FinishedLongBench(FinishedAnswers):
-    checked = ("answers",)
-    # Truncation at another length makes another prompt
-    prompt_settings: ClassVar = {"prompt tokens": "max_prompt_tokens"}
-    figures = staticmethod(run_figures)
-
-    def metrics(self, rule: str | None = None) -> list[Metric]:
-        self.refuse_rule(rule)
-        metrics = []
-        for task in self.run.stored["tasks"]:
-            of_all = task["all"]
-            scored = (task["task"], task["metric"], of_all["n"], of_all["value"], of_all["stderr"])
-            about = {"truncated": task["truncated"], "official": task["official"]}
-            metrics.append(Metric(*scored, bounds=(0.0, 100.0), unit=PERCENT, **about))
-        return metrics
-
-    def measures(self) -> dict[str, Measure]:
-        words = "LongBench's own score of each task (F1, ROUGE-L, accuracy, edit similarity) in %, averaged over tasks"
-        return {self.run.kind: Measure(words, True)}
-
-    def groups(self) -> dict[str, tuple[str, ...]]:
-        return groups_of(self.run.suite)
-
-    def answers(self) -> pd.DataFrame:
-        table = self.run.table(GENERATIONS, ("answers", "source"))
-        return table.assign(references=table["answers"].map(json.loads)).rename(columns={"prediction": "answer"})
-
-    def report(self, rule: str | None = None, detail: bool = False) -> Report:
-        self.refuse_rule(rule)
-        return report_of(self.run)
-
-    def label(self, task: str) -> Label:
-        return Label(*[find_task(task).label] * 2)
-
-    def dataset(self, task: str) -> HubSplit:
-        e = "_e" * (self.run.suite == "longbench-e")
-        return HubSplit(path="THUDM/LongBench", config=f"{task}{e}", split="test")

@@ -14,18 +14,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evalkit.benchmarks.base import Benchmark, ListedSuite, lazy
-from evalkit.benchmarks.multiple_choice.outcomes import outcome_averages, outcome_entries, table_metrics
-from evalkit.benchmarks.multiple_choice.suites import Suite, load_suite, shipped_suites
+from evalkit.benchmarks.multiple_choice.outcomes import outcome_averages, outcome_entries, stored_results, table_metrics
+from evalkit.benchmarks.multiple_choice.suites import Suite, dataset_of, label_of, load_suite, shipped_suites
+from evalkit.benchmarks.outcomes import Label
+from evalkit.benchmarks.results import FinishedResults, of_run
 from evalkit.display import Say
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import SCORES, StoredAverage, StoredTask, StoredValue
-from evalkit.runs.score_table import ScoreRow
+from evalkit.runs.score_table import ScoreRow, outcome_of
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
     from evalkit.benchmarks.request import SuiteRequest
+    from evalkit.data import HubSplit
     from evalkit.runs.journal import FinishedRows, Key
     from evalkit.runs.writing import RunWriter
 
@@ -51,17 +54,37 @@ class _ChoiceResults(Stored):
     samples: bool
 
 
+class FinishedChoices(FinishedResults):
+    metrics = of_run("evalkit.benchmarks.multiple_choice.outcomes:stored_metrics")
+    comparable = of_run("evalkit.benchmarks.multiple_choice.outcomes:ComparableChoices")
+    views = of_run("evalkit.benchmarks.multiple_choice.views:choice_views")
+    report = of_run("evalkit.benchmarks.multiple_choice.results_report:choices_report")
+
+    def averages(self, rule: str | None = None) -> list[dict[str, Any]]:
+        if rule is None:
+            return super().averages()
+        if outcome_of(rule) is None:
+            return list(stored_results(self.comparable(), rule)["averages"])
+        return outcome_averages(self.run.manifest, table_metrics(self.run.scores, self.run.manifest, rule))
+
+    def label(self, task: str) -> Label:
+        return label_of(task, self.run.manifest)
+
+    def dataset(self, task: str) -> HubSplit | None:
+        return dataset_of(task)
+
+
 class MultipleChoice(Benchmark):
     """Benchmark of suites of multiple-choice tasks."""
 
     kind = "multiple_choice"
     row = ScoreRow
     key = ("subtask", "doc_id", "texts")
+    read = FinishedChoices
     results_form: ClassVar[type[Stored]] = _ChoiceResults
     only_logits = True
 
     request = lazy("evalkit.benchmarks.request:SuiteRequest")
-    read = lazy("evalkit.benchmarks.multiple_choice.results:FinishedChoices")
     facts = lazy("evalkit.benchmarks.multiple_choice.scoring:ScoringFacts")
     setup = lazy("evalkit.benchmarks.multiple_choice.scoring:setup_of")
     computer = lazy("evalkit.benchmarks.multiple_choice.scoring:Scoring")

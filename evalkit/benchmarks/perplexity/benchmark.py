@@ -8,24 +8,30 @@ be in several batches, which are in the order of documents and do not depend on 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Batch, Batches, Benchmark, Budget, ListedSuite, Planned, lazy
 from evalkit.benchmarks.generated import DocumentPlan
-from evalkit.benchmarks.perplexity import windows
+from evalkit.benchmarks.outcomes import GradedAnswers, Measure, Metric
+from evalkit.benchmarks.perplexity import BITS, BITS_UNIT, windows
 from evalkit.benchmarks.perplexity.windows import LONG, PerplexityFacts, PositionRow, TextDocument, windows_of
 from evalkit.benchmarks.request import DocumentRequest, TaskTokens, numerics, plain_manifest, spread
+from evalkit.benchmarks.results import FinishedResults, of_run
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.inputs.settings import setting
 from evalkit.models.loading.spec import window_of
 from evalkit.models.loading.tokenizer import added_tokens
+from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
 from evalkit.runs.traits import BatchDevice, place_of
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from evalkit.models.loading.load import LoadedModel
 
 PERPLEXITY = "perplexity"
@@ -35,6 +41,23 @@ _BYTES_PER_TOKEN = 5
 """Assumed bytes of a token; English text has 4 to 5."""
 _CHECKED_CHARACTERS = 1000
 """Characters of the first document on which the model is run at the start."""
+_METRICS = {
+    BITS: (BITS_UNIT, "value", "stderr"),
+    "byte_perplexity": ("perplexity", "byte_perplexity", None),
+    "word_perplexity": ("perplexity", "word_perplexity", None),
+    "token_perplexity": ("perplexity", "token_perplexity", None),
+    "document_bits_per_byte": (BITS_UNIT, "document_bits_per_byte", "document_stderr"),
+}
+"""Metric → its unit, and the keys of its value and of its standard error in results.json, if it has one."""
+_MEASURE = Measure(
+    "bits per byte of each document, lower is better; the scores are means over documents, each of which counts the "
+    "same, whereas the run's own bits_per_byte is over all bytes",
+    True,
+    BITS,
+    None,
+    False,
+    unit=BITS_UNIT,
+)
 
 
 @dataclass(frozen=True)
@@ -61,17 +84,36 @@ _Setup = tuple[TextDocument, int | None, int | None, bool]
 document is likely to fill a window that is a batch by itself."""
 
 
+class FinishedPerplexity(FinishedResults):
+    headline = of_run("evalkit.benchmarks.perplexity.results:headline")
+    report = of_run("evalkit.benchmarks.perplexity.results:perplexity_report")
+    figures = lazy("evalkit.benchmarks.perplexity.results:run_figures")
+
+    def metrics(self, rule: str | None = None) -> list[Metric]:
+        self.refuse_rule(rule)
+        metrics = []
+        for task in self.run.stored["tasks"]:
+            for name, (unit, value, error) in _METRICS.items():
+                numbers = task["n"], task[value], task[error] if error else None
+                metrics.append(Metric(task["task"], name, *numbers, False, None, unit=unit))
+        return metrics
+
+    def comparable(self) -> GradedAnswers:
+        groups = {"Average": tuple(self.run.manifest["documents"])}
+        return GradedAnswers(self.run, partial(_scored, self.run), ("bytes",), groups, {PERPLEXITY: _MEASURE})
+
+
 class Perplexity(Benchmark):
     kind = PERPLEXITY
     row = PositionRow
     key = windows.KEY
     request = PerplexityRequest
     facts = PerplexityFacts
+    read = FinishedPerplexity
     only_logits = True
 
     computer = lazy("evalkit.benchmarks.perplexity.benchmark:_WindowScoring")
     finish = lazy("evalkit.benchmarks.perplexity.results:finish")
-    read = lazy("evalkit.benchmarks.perplexity.results:FinishedPerplexity")
 
     def suites(self) -> dict[str, ListedSuite]:
         return {PERPLEXITY: ListedSuite("bits per byte of texts, by document and position")}
@@ -133,6 +175,11 @@ class Perplexity(Benchmark):
 def _refuse_stride(stride: int | None, window: int) -> None:
     if stride is not None and stride > window:
         raise UsageError(f"--stride {stride}: more than the context window of {window:,} tokens; give fewer")
+
+
+def _scored(run: Run) -> pd.DataFrame:
+    table = run.table("documents.parquet")
+    return table.assign(id=table["document"], source=table["document"], score=table["bits_per_byte"])
 
 
 def _documents(plan: DocumentPlan) -> list[TextDocument]:

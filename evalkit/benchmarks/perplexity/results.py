@@ -10,24 +10,15 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from evalkit.benchmarks.outcomes import (
-    LOWER_IS_BETTER,
-    LOWER_NOTE,
-    GradedAnswers,
-    Measure,
-    Metric,
-    average_metric,
-    run_content,
-)
+from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric, average_metric, run_content
 from evalkit.benchmarks.perplexity import BITS, BITS_UNIT
 from evalkit.benchmarks.perplexity.windows import WIDTH
-from evalkit.benchmarks.results import FinishedResults
 from evalkit.errors import RunError
 from evalkit.escape import counted
 from evalkit.models.context.extension import Extension
@@ -56,23 +47,6 @@ _MOST_NATS = 700
 _BITS = f"bits/byte{LOWER_IS_BETTER}"
 _SUMS = ("documents", "bytes", "tokens", _BITS, "± SE", "per byte", "per word", "per token")
 _PLACES = 4
-_METRICS = {
-    BITS: (BITS_UNIT, "value", "stderr"),
-    "byte_perplexity": ("perplexity", "byte_perplexity", None),
-    "word_perplexity": ("perplexity", "word_perplexity", None),
-    "token_perplexity": ("perplexity", "token_perplexity", None),
-    "document_bits_per_byte": (BITS_UNIT, "document_bits_per_byte", "document_stderr"),
-}
-"""Metric → its unit, and the keys of its value and of its standard error in results.json, if it has one."""
-_MEASURE = Measure(
-    "bits per byte of each document, lower is better; the scores are means over documents, each of which counts the "
-    "same, whereas the run's own bits_per_byte is over all bytes",
-    True,
-    BITS,
-    None,
-    False,
-    unit=BITS_UNIT,
-)
 _WIDTH, _HEIGHT = 6.4, 3.6
 """Inches of the figure, without its notes."""
 
@@ -200,7 +174,15 @@ def _known(number: float) -> float | None:
     return None if math.isnan(number) else number
 
 
-def perplexity_report(run: Run) -> Report:
+def headline(run: Run, rule: str | None = None) -> tuple[Metric, str]:
+    """Return bits per byte over all documents."""
+    whole = run.stored["whole"]
+    value, error = _value(whole["value"], whole["stderr"])
+    shown = value if whole["stderr"] is None else f"{value} {error}"
+    return average_metric({"name": "Average"} | whole), f"{shown} bits per byte"
+
+
+def perplexity_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
     lines, ruled = [(task["task"], task) for task in run.stored["tasks"]], set[int]()
     if len(lines) > 1:
         ruled = {len(lines)}
@@ -352,35 +334,3 @@ def _figure_notes(runs: Sequence[Run]) -> str:
         sentences += ["They are of each line alone; a paired comparison is sharper."] if len(runs) > 1 else []
     sentences += ["Dotted: the window of training."] if any(map(_exceeded_window, runs)) else []
     return " ".join(sentences)
-
-
-class FinishedPerplexity(FinishedResults):
-    figures = staticmethod(run_figures)
-
-    def metrics(self, rule: str | None = None) -> list[Metric]:
-        self.refuse_rule(rule)
-        metrics = []
-        for task in self.run.stored["tasks"]:
-            for name, (unit, value, error) in _METRICS.items():
-                numbers = task["n"], task[value], task[error] if error else None
-                metrics.append(Metric(task["task"], name, *numbers, False, None, unit=unit))
-        return metrics
-
-    @cached_property
-    def comparable(self) -> GradedAnswers:
-        groups = {"Average": tuple(self.run.manifest["documents"])}
-        return GradedAnswers(self.run, self._scored, ("bytes",), groups, {self.run.kind: _MEASURE})
-
-    def _scored(self) -> pd.DataFrame:
-        table = self.run.table(DOCUMENTS)
-        return table.assign(id=table["document"], source=table["document"], score=table["bits_per_byte"])
-
-    def headline(self, rule: str | None = None) -> tuple[Metric, str]:
-        """Return bits per byte over all documents."""
-        whole = self.run.stored["whole"]
-        value, error = _value(whole["value"], whole["stderr"])
-        shown = value if whole["stderr"] is None else f"{value} {error}"
-        return average_metric({"name": "Average"} | whole), f"{shown} bits per byte"
-
-    def report(self, rule: str | None = None, detail: bool = False) -> Report:
-        return perplexity_report(self.run)

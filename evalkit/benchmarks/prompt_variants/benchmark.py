@@ -12,22 +12,50 @@ choices of all orders, one order after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import ListedSuite, lazy
-from evalkit.benchmarks.multiple_choice.benchmark import MultipleChoice
+from evalkit.benchmarks.document_views import ChoiceView
+from evalkit.benchmarks.multiple_choice.benchmark import FinishedChoices, MultipleChoice
 from evalkit.benchmarks.prompt_variants import PROMPT, PROMPT_VARIANTS, PROMPTS
 from evalkit.benchmarks.prompt_variants.prompt_sets import order_name
 from evalkit.benchmarks.prompt_variants.results import PromptTables, VariedResultsFile, varied_results
+from evalkit.benchmarks.results import of_run
+from evalkit.display import Say
+from evalkit.reporting.decimals import percent
 from evalkit.runs.folder import SCORES
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from evalkit.benchmarks.document_views import TaskView, Texts
     from evalkit.benchmarks.multiple_choice.plan import TaskPart
+    from evalkit.benchmarks.outcomes import Metric
     from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
+
+
+class FinishedPrompts(FinishedChoices):
+    metrics = of_run("evalkit.benchmarks.prompt_variants.results:varied_metrics")
+    comparable = of_run("evalkit.benchmarks.prompt_variants.results:ComparablePrompts")
+    report = of_run("evalkit.benchmarks.prompt_variants.results_report:varied_report")
+    figures = lazy("evalkit.benchmarks.prompt_variants.results_report:prompt_figures")
+
+    def headline(self, rule: str | None = None) -> tuple[Metric | None, str]:
+        headline, text = super().headline(rule)
+        average = self.averages(rule)[-1]
+        spread = "" if average["spread"] is None else f", SD {percent(average['spread'])}"
+        return headline, f"{text} over {len(average['prompts'])} prompts{spread}"
+
+    def views(self, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+        """Yield the documents of each task under the run's own prompt, and say so."""
+        alone = f"this shows the run's own prompt, {self.run.template}; its other prompts are in {PROMPTS}"
+        for view in super().views(tasks, say):
+            assert isinstance(view, ChoiceView)
+            yield replace(view, read=partial(_with_problem, view, alone))
 
 
 class PromptVariants(MultipleChoice):
@@ -36,7 +64,7 @@ class PromptVariants(MultipleChoice):
     kind = PROMPT_VARIANTS
     results_form = VariedResultsFile
 
-    read = lazy("evalkit.benchmarks.prompt_variants.results:FinishedPrompts")
+    read = FinishedPrompts
 
     def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
         import pandas as pd
@@ -62,6 +90,10 @@ class PromptVariants(MultipleChoice):
     def suites(self) -> dict[str, ListedSuite]:
         """Return none: the suites are those of multiple choice, with `vary`."""
         return {}
+
+
+def _with_problem(view: ChoiceView, problem: str) -> tuple[Texts, str]:
+    return view.texts, "; ".join(filter(None, (view.problem, problem)))
 
 
 def _by_order(table: pd.DataFrame, part: TaskPart) -> Iterator[tuple[str, pd.DataFrame]]:

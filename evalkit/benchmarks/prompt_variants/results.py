@@ -15,26 +15,21 @@ documents of the variance over prompts, divided by n (the permutations within bl
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import AliasChoices, Field
 
-from evalkit.benchmarks.base import lazy
-from evalkit.benchmarks.document_views import ChoiceView, TaskView, Texts
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_metrics, stored_results
-from evalkit.benchmarks.multiple_choice.results import FinishedChoices
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.benchmarks.prompt_variants import PROMPT, PROMPTS
-from evalkit.display import Say
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.escape import part_name
 from evalkit.inputs.validated import Stored
-from evalkit.reporting.decimals import percent
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import decide, find_rule
 from evalkit.runs.score_table import ACCURACY, CLUSTER, COLUMNS, FRACTION, MARGIN, outcome_of, weighted
@@ -42,8 +37,6 @@ from evalkit.stats.estimates import Floats, error_of_average
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from evalkit.reporting.report import Report
 
 _DOCUMENT = ["task", "subtask", "doc_id"]
 
@@ -336,36 +329,3 @@ def varied_metrics(run: Run, rule: str | None = None) -> list[Metric]:
             numbers = {"value": value["value"], "stderr": value["stderr"], "truncated": value.get("truncated")}
             metrics.append(Metric(**about, name=name, **numbers))
     return metrics
-
-
-class FinishedPrompts(FinishedChoices):
-    figures = lazy("evalkit.benchmarks.prompt_variants.results_report:prompt_figures")
-
-    def metrics(self, rule: str | None = None) -> list[Metric]:
-        return varied_metrics(self.run, rule)
-
-    @cached_property
-    def comparable(self) -> ComparablePrompts:
-        return ComparablePrompts(self.run)
-
-    def headline(self, rule: str | None = None) -> tuple[Metric | None, str]:
-        headline, text = super().headline(rule)
-        average = self.averages(rule)[-1]
-        spread = "" if average["spread"] is None else f", SD {percent(average['spread'])}"
-        return headline, f"{text} over {len(average['prompts'])} prompts{spread}"
-
-    def report(self, rule: str | None = None, detail: bool = False) -> Report:
-        from evalkit.benchmarks.prompt_variants.results_report import varied_report
-
-        return varied_report(self.run, rule, detail)
-
-    def views(self, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        """Yield the documents of each task under the run's own prompt, and say so."""
-        alone = f"this shows the run's own prompt, {self.run.template}; its other prompts are in {PROMPTS}"
-        for view in super().views(tasks, say):
-            assert isinstance(view, ChoiceView)
-            yield replace(view, read=partial(_with_problem, view, alone))
-
-
-def _with_problem(view: ChoiceView, problem: str) -> tuple[Texts, str]:
-    return view.texts, "; ".join(filter(None, (view.problem, problem)))

@@ -21,18 +21,21 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from evalkit.benchmarks import generated
-from evalkit.benchmarks.base import ListedSuite
+from evalkit.benchmarks.base import ListedSuite, lazy
 from evalkit.benchmarks.generated import (
     DocumentPlan,
+    FinishedAnswers,
     GeneratedAnswer,
     GeneratedBenchmark,
     GenerationRequest,
     TaskDocuments,
 )
+from evalkit.benchmarks.outcomes import Measure, Metric
 from evalkit.benchmarks.request import Request
+from evalkit.benchmarks.results import of_run
 from evalkit.benchmarks.ruler import results
 from evalkit.benchmarks.ruler.data import CHOICES, TASKS, WHEELS, RulerData, RulerTask
-from evalkit.benchmarks.ruler.results import BITS, CHOICE, SCORE
+from evalkit.benchmarks.ruler.results import BITS, CHOICE, ERRORS, SCORE, VALUE
 from evalkit.benchmarks.ruler.samples import CannotBuild, Sample, numbered, samples
 from evalkit.cache import source_digest, stored
 from evalkit.display import Say
@@ -50,6 +53,17 @@ _VERSION = 1
 """Increased with every change of evalkit that changes a number of this benchmark."""
 _MODEL_TEMPLATES = {"plain": "base", "inst": "meta-chat"}
 _CONTROL = re.compile(r"[\x00-\x1f]")
+_LIKELIHOODS = {
+    CHOICE: Measure(f"the gold answer among {CHOICES} has the fewest bits per byte, in %", False, "choice accuracy"),
+    BITS: Measure(
+        "bits per byte of the gold answer after the text, lower is better",
+        True,
+        BITS,
+        None,
+        False,
+        unit="bits per byte",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -81,12 +95,46 @@ class RulerDocument(NamedTuple):
     source: str
 
 
+class FinishedRuler(FinishedAnswers):
+    checked = ("prompt_sha256",)
+    continuous = BITS
+    report = of_run("evalkit.benchmarks.ruler.results:run_report")
+    figures = lazy("evalkit.benchmarks.ruler.results:run_figures")
+
+    def metrics(self, rule: str | None = None) -> list[Metric]:
+        measures, metrics = self.measures(), []
+        if rule not in (None, *measures):
+            raise UnknownNameError(f"rule of run {self.run.folder}", str(rule), measures)
+        for name, measure in measures.items():
+            if rule in (None, self.run.kind, name):
+                score = VALUE if name == self.run.kind else name
+                for task in self.run.stored["tasks"]:
+                    chance = task["chance"] if name == CHOICE else None
+                    values = task["n"], task[score], task[ERRORS[score]], measure.higher_is_better, measure.bounds
+                    metrics.append(Metric(task["task"], measure.name, *values, chance=chance, unit=measure.unit))
+        return metrics
+
+    def measures(self) -> Mapping[str, Measure]:
+        own = Measure("score, the share of the right answers that are in the generated text, in %", True)
+        return {self.run.kind: own} | _LIKELIHOODS
+
+    def groups(self) -> Mapping[str, Sequence[str]]:
+        return results.by_length(self.run.manifest["documents"])
+
+    def sample_of(self, task: str) -> str:
+        return results.sample_of(task)
+
+    def answers(self) -> pd.DataFrame:
+        table = self.run.table(results.ANSWERS, ("task", "id", "source", "references", "answer", "score"))
+        return table.assign(references=table["references"].map(json.loads).map(tuple))
+
+
 class Ruler(GeneratedBenchmark):
     kind = results.RULER
     request: type[Request] = RulerRequest
     results_form = results.RulerResults
     files = (results.ANSWERS,)
-    read: Any = results.FinishedRuler
+    read = FinishedRuler
 
     def plan(self, request: Any, say: Say) -> DocumentPlan:
         checkpoint = request.model.locate(say)

@@ -14,7 +14,7 @@ from evalkit.benchmarks.base import ListedSuite
 from evalkit.benchmarks.generated import TaskDocuments
 from evalkit.benchmarks.request import Request
 from evalkit.benchmarks.ruler import results
-from evalkit.benchmarks.ruler.benchmark import Ruler, RulerDocument, cached_documents
+from evalkit.benchmarks.ruler.benchmark import FinishedRuler, Ruler, RulerDocument, cached_documents
 from evalkit.benchmarks.ruler.haystack import Haystack, NeedleCase
 from evalkit.display import Say
 from evalkit.errors import UsageError
@@ -48,7 +48,7 @@ class NeedleRequest(Request):
     chat: bool = setting(False, "Put prompts into the tokenizer's chat template, for models tuned to chat.")
 
 
-class FinishedNeedle(results.FinishedRuler):
+class FinishedNeedle(FinishedRuler):
     checked = ("references",)
     prompt_settings: ClassVar = {"text": "text"}
 

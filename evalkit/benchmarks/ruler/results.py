@@ -8,7 +8,6 @@ task. wAvg (inc) and (dec) weight the lengths by their rank, from the shortest a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,9 +16,8 @@ from zlib import crc32
 
 import numpy as np
 
-from evalkit.benchmarks.answers import FinishedAnswers
 from evalkit.benchmarks.generated import about_run
-from evalkit.benchmarks.outcomes import Measure, Metric, run_content
+from evalkit.benchmarks.outcomes import run_content
 from evalkit.benchmarks.ruler.data import CHOICES, TASKS
 from evalkit.errors import UnknownNameError
 from evalkit.escape import part_name
@@ -54,18 +52,6 @@ _TITLES = {
     VALUE: "score in %: the share of the right answers that are in the generated text",
     CHOICE: f"choice in %: the gold answer has the fewest bits per byte of up to {CHOICES}; chance {100 / CHOICES:g} %",
     BITS: "bits per byte of the gold answer, lower is better",
-}
-_MEASURE = Measure("score, the share of the right answers that are in the generated text, in %", True)
-_LIKELIHOODS = {
-    CHOICE: Measure(f"the gold answer among {CHOICES} has the fewest bits per byte, in %", False, "choice accuracy"),
-    BITS: Measure(
-        "bits per byte of the gold answer after the text, lower is better",
-        True,
-        BITS,
-        None,
-        False,
-        unit="bits per byte",
-    ),
 }
 
 
@@ -195,7 +181,7 @@ def weighted(scores: Mapping[int, float], increasing: bool) -> float:
     return float(np.average(values, weights=range(1, len(values) + 1)))
 
 
-def run_report(run: Run, rule: str | None = None) -> Report:
+def run_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
     """Return the tables of a run under a rule, or under all of them; and the summary of lengths."""
     if rule not in (None, *(rules := {run.kind: VALUE, CHOICE: CHOICE, BITS: BITS})):
         raise UnknownNameError(f"rule of run {run.folder}", str(rule), rules)
@@ -346,38 +332,3 @@ def draw_lengths(runs: Sequence[Run], names: Sequence[str], path: Path) -> None:
             )
         )  # fmt: skip
     draw_panels(panels, legend_texts(names), 3, "", path)
-
-
-class FinishedRuler(FinishedAnswers):
-    checked = ("prompt_sha256",)
-    continuous = BITS
-    figures = staticmethod(run_figures)
-
-    def metrics(self, rule: str | None = None) -> list[Metric]:
-        measures, metrics = self.measures(), []
-        if rule not in (None, *measures):
-            raise UnknownNameError(f"rule of run {self.run.folder}", str(rule), measures)
-        for name, measure in measures.items():
-            if rule in (None, self.run.kind, name):
-                score = VALUE if name == self.run.kind else name
-                for task in self.run.stored["tasks"]:
-                    chance = task["chance"] if name == CHOICE else None
-                    values = task["n"], task[score], task[ERRORS[score]], measure.higher_is_better, measure.bounds
-                    metrics.append(Metric(task["task"], measure.name, *values, chance=chance, unit=measure.unit))
-        return metrics
-
-    def measures(self) -> dict[str, Measure]:
-        return {self.run.kind: _MEASURE} | _LIKELIHOODS
-
-    def groups(self) -> dict[str, tuple[str, ...]]:
-        return by_length(self.run.manifest["documents"])
-
-    def sample_of(self, task: str) -> str:
-        return sample_of(task)
-
-    def answers(self) -> pd.DataFrame:
-        table = self.run.table(ANSWERS, ("task", "id", "source", "references", "answer", "score"))
-        return table.assign(references=table["references"].map(json.loads).map(tuple))
-
-    def report(self, rule: str | None = None, detail: bool = False) -> Report:
-        return run_report(self.run, rule)

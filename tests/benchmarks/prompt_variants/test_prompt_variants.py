@@ -236,7 +236,7 @@ def test_accuracies_spread_and_mean(varied: Run) -> None:
 
 
 def test_continuous_outcomes_are_means_over_prompts(varied: Run) -> None:
-    name, comparable, outcomes = "bits_per_byte", results_of(varied).comparable, {}
+    name, comparable, outcomes = "bits_per_byte", results_of(varied).comparable(), {}
     for prompt, rows in prompt_tables(varied).by_prompt.items():
         first = rows[rows["choice"] == 0].set_index(KEY)
         outcomes[prompt] = pd.Series(document_outcomes(rows, OUTCOMES[name], find_rule("ppl")), first.index)
