@@ -96,9 +96,7 @@ def suite_names() -> list[str]:
 
 def averages_of(kind: Benchmark, suite: ListedSuite) -> dict[str, tuple[str, ...]]:
     """Return average → its tasks. Raises `UsageError` if the benchmark is another package's, and fails."""
-    if suite.averages is None:
-        return {}
-    return suite.averages() if kind.kind in _OWN else call_added(f"benchmark '{kind.kind}'", suite.averages)
+    return call_added(f"benchmark '{kind.kind}'", suite.averages) if suite.averages else {}
 
 
 def suite_averages(suite: str) -> dict[str, tuple[str, ...]]:

@@ -10,12 +10,11 @@ lm_eval/         the same in lm-eval's format
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evalkit.benchmarks.base import Benchmark, ListedSuite, lazy
 from evalkit.benchmarks.multiple_choice.outcomes import outcome_averages, outcome_entries, stored_results, table_metrics
-from evalkit.benchmarks.multiple_choice.suites import Suite, dataset_of, label_of, load_suite, shipped_suites
+from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of, load_suite, shipped_suites
 from evalkit.benchmarks.outcomes import Label
 from evalkit.benchmarks.results import FinishedResults, of_run
 from evalkit.display import Say
@@ -152,9 +151,5 @@ class MultipleChoice(Benchmark):
             return names
 
     def suites(self) -> dict[str, ListedSuite]:
-        suites = shipped_suites().values()
-        return {suite.name: ListedSuite(suite.description, partial(_averages, suite)) for suite in suites}
-
-
-def _averages(suite: Suite) -> dict[str, tuple[str, ...]]:
-    return {**suite.groups, "Average": suite.tasks}
+        suites = shipped_suites().items()
+        return {name: ListedSuite(suite.description, suite.averages) for name, suite in suites}

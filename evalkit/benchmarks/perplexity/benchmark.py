@@ -8,7 +8,6 @@ be in several batches, which are in the order of documents and do not depend on 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,6 @@ from evalkit.errors import CheckpointError, UsageError
 from evalkit.inputs.settings import setting
 from evalkit.models.loading.spec import window_of
 from evalkit.models.loading.tokenizer import added_tokens
-from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
 from evalkit.runs.traits import BatchDevice, place_of
 
@@ -100,7 +98,11 @@ class FinishedPerplexity(FinishedResults):
 
     def comparable(self) -> GradedAnswers:
         groups = {"Average": tuple(self.run.manifest["documents"])}
-        return GradedAnswers(self.run, partial(_scored, self.run), ("bytes",), groups, {PERPLEXITY: _MEASURE})
+        return GradedAnswers(self.run, self._scored, ("bytes",), groups, {PERPLEXITY: _MEASURE})
+
+    def _scored(self) -> pd.DataFrame:
+        table = self.run.table("documents.parquet")
+        return table.assign(id=table["document"], source=table["document"], score=table["bits_per_byte"])
 
 
 class Perplexity(Benchmark):
@@ -175,11 +177,6 @@ class Perplexity(Benchmark):
 def _refuse_stride(stride: int | None, window: int) -> None:
     if stride is not None and stride > window:
         raise UsageError(f"--stride {stride}: more than the context window of {window:,} tokens; give fewer")
-
-
-def _scored(run: Run) -> pd.DataFrame:
-    table = run.table("documents.parquet")
-    return table.assign(id=table["document"], source=table["document"], score=table["bits_per_byte"])
 
 
 def _documents(plan: DocumentPlan) -> list[TextDocument]:
