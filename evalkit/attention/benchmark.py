@@ -6,15 +6,14 @@ task and of each layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from evalkit.attention import ATTENTION
 from evalkit.attention.groups import MEASURES, AttentionRow
-from evalkit.benchmarks.base import Benchmark, lazy
+from evalkit.benchmarks.base import Benchmark, ListedSuite, lazy
 from evalkit.benchmarks.outcomes import Metric
+from evalkit.benchmarks.results import FinishedResults, of_run
 from evalkit.requests.batches import Computation
-from evalkit.runs.folder import Run
 from evalkit.suites.suites import Label, dataset_of, label_of
 
 if TYPE_CHECKING:
@@ -37,19 +36,14 @@ class AttentionComputation(Computation):
         return dict(plan.manifest["specification"])
 
 
-class Attention(Benchmark):
-    kind = ATTENTION
-    computation = AttentionComputation()
-
-    request = lazy("evalkit.attention.documents:AttentionRequest")
-    plan = lazy("evalkit.attention.documents:plan_attention")
-    finish = lazy("evalkit.attention.results:finish")
-    report = lazy("evalkit.attention.results:attention_report")
-    comparable = lazy("evalkit.attention.figure_runs:AttentionDocuments")
+class FinishedAttention(FinishedResults):
+    has_default_measure = False
+    report = of_run("evalkit.attention.results:attention_report")
+    comparable = of_run("evalkit.attention.figure_runs:AttentionDocuments")
     figures = lazy("evalkit.attention.figures:run_figures")
 
-    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        self.refuse_rule(run, rule)
+    def metrics(self, rule: str | None = None) -> list[Metric]:
+        self.refuse_rule(rule)
         return [
             Metric(
                 task["task"],
@@ -61,17 +55,27 @@ class Attention(Benchmark):
                 bounds=MEASURES[name].bounds,
                 unit=MEASURES[name].stored_unit,
                 truncated=task["truncated"],
-                official=run.manifest["documents"][task["task"]]["official"],
+                official=self.run.manifest["documents"][task["task"]]["official"],
             )
-            for task in run.stored["tasks"]
+            for task in self.run.stored["tasks"]
             for name, measured in task["measures"].items()
         ]
 
-    def suites(self) -> Mapping[str, str]:
-        return {ATTENTION: "measures of attention maps, by layer and head"}
+    def label(self, task: str) -> Label:
+        return label_of(task, self.run.manifest)
 
-    def label(self, run: Run, task: str) -> Label:
-        return label_of(task, run.manifest)
-
-    def dataset(self, run: Run, task: str) -> HubSplit | None:
+    def dataset(self, task: str) -> HubSplit | None:
         return dataset_of(task)
+
+
+class Attention(Benchmark):
+    kind = ATTENTION
+    computation = AttentionComputation()
+    read = FinishedAttention
+
+    request = lazy("evalkit.attention.documents:AttentionRequest")
+    plan = lazy("evalkit.attention.documents:plan_attention")
+    finish = lazy("evalkit.attention.results:finish")
+
+    def suites(self) -> dict[str, ListedSuite]:
+        return {ATTENTION: ListedSuite("measures of attention maps, by layer and head")}

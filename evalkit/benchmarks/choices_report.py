@@ -47,7 +47,7 @@ _LM_EVAL_RULE = "acc"
 
 
 def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
-    """Return the report of a finished run under one rule; arguments as of `Benchmark.report`.
+    """Return the report of a finished run under one rule; arguments as of `FinishedResults.report`.
 
     With `detail` it has the accuracies of subjects, and those under every other rule and the outcomes.
     """

@@ -1,7 +1,7 @@
 """Documents of a finished run as people read them: prompts by segment, choices or answers, scores.
 
-In: a run, by `Benchmark.views`. Out: a view of each task. Texts of choices are read from the documents' source again,
-and only if these are the documents that were scored; answers are read from the run folder.
+In: a run, by `FinishedResults.views`. Out: a view of each task. Texts of choices are read from the documents' source
+again, and only if these are the documents that were scored; answers are read from the run folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Base class of benchmarks with generated answers: documents → prompts → batches → answers → a table and results.
 
 A benchmark defines its settings and documents (`request`, `plan`), prompts (`generation_requests`), the scored row of
-an answer (`table_row`), and what is computed from the table (`results`, `metrics`).
+an answer (`table_row`), what is computed from the table (`results`), and how a finished run is read (`read`, a subclass
+of `FinishedAnswers`).
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from evalkit.benchmarks.base import Benchmark, Plan
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure
 from evalkit.benchmarks.request import DocumentRequest, Request, numerics, plain_manifest
+from evalkit.benchmarks.results import FinishedResults
 from evalkit.data.sampling import DocumentSelection, spread
 from evalkit.display import Say
 from evalkit.errors import RunError, UsageError
@@ -197,18 +199,10 @@ class AnswerPlan(DocumentPlan):
 
 
 class GeneratedBenchmark(Benchmark):
-    """Base class of benchmarks with generated answers, each of which has one score."""
+    """Base class of benchmarks with generated answers, each of which has one score; see also `FinishedAnswers`."""
 
     files: ClassVar[tuple[str, ...]]
     """The file of a finished run: the table with one row for each answer."""
-    metric: ClassVar[str] = "score"
-    """Name of the metric, such as "exact match"."""
-    checked: ClassVar[tuple[str, ...]]
-    """Columns of `answers` that must be equal for two documents to be the same."""
-    prompt_settings: ClassVar[Mapping[str, str]] = {}
-    """Name in messages → entry of the specification that makes other prompts of the same documents."""
-    continuous: ClassVar[str] = ""
-    """Rule of the continuous measure that is reported beside the others, if there is one."""
 
     @abstractmethod
     def generation_requests(self, plan: Any, task: str, ends: frozenset[int], tokenizer: Any) -> Sequence[Generate]:
@@ -221,27 +215,6 @@ class GeneratedBenchmark(Benchmark):
     @abstractmethod
     def results(self, plan: Any, table: pd.DataFrame) -> dict[str, Any]:
         """Return the content of results.json."""
-
-    @abstractmethod
-    def answers(self, run: Run) -> pd.DataFrame:
-        """Return columns task, id, source (of dependent documents), references, answer, score and `checked`."""
-
-    def measure(self) -> Measure:
-        return Measure(f"{self.metric} in %", True, self.metric)
-
-    def measures(self, run: Run) -> Mapping[str, Measure]:
-        """Return rule → measure of a run's documents; the benchmark's own, under its name, comes first."""
-        return {self.kind: self.measure()}
-
-    def metric_of(self, task: str) -> str:
-        return self.metric
-
-    def sample_of(self, task: str) -> str:
-        """Return the common name of tasks that ask the same questions; empty if no other task does."""
-        return ""
-
-    def groups(self, run: Run) -> Mapping[str, Sequence[str]]:
-        return {"Average": tuple(run.manifest["documents"])}
 
     def ids(self, plan: Any, task: str) -> Sequence[str]:
         """Return the ids of a task's documents, in order; by default their numbers."""
@@ -263,30 +236,65 @@ class GeneratedBenchmark(Benchmark):
         writer.save_table(self.files[0], table)
         writer.save_results(results)
 
-    def comparable(self, run: Run) -> Comparable:
-        return _ComparableAnswers(self, run)
 
-    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+def share_measure(metric: str) -> Measure:
+    """Return the measure of scores from 0 to 1."""
+    return Measure(f"{metric} in %", True, metric)
+
+
+class FinishedAnswers(FinishedResults):
+    """Base class of the results of runs with generated answers."""
+
+    checked: ClassVar[tuple[str, ...]]
+    """Columns of `answers` that must be equal for two documents to be the same."""
+    prompt_settings: ClassVar[Mapping[str, str]] = {}
+    """Name in messages → entry of the specification that makes other prompts of the same documents."""
+    continuous: ClassVar[str] = ""
+    """Rule of the continuous measure that is reported beside the others, if there is one."""
+
+    @abstractmethod
+    def answers(self) -> pd.DataFrame:
+        """Return columns task, id, source (of dependent documents), references, answer, score and `checked`."""
+
+    def metric_of(self, task: str) -> str:
+        """Return the name of a task's metric, such as "exact match"."""
+        stored = next(entry for entry in self.run.stored["tasks"] if entry["task"] == task)
+        return str(stored.get("metric", "score"))
+
+    def measures(self) -> Mapping[str, Measure]:
+        """Return rule → measure of the documents; the benchmark's own, under its name, comes first."""
+        return {self.run.kind: share_measure(self.metric_of(self.run.stored["tasks"][0]["task"]))}
+
+    def sample_of(self, task: str) -> str:
+        """Return the common name of tasks that ask the same questions; empty if no other task does."""
+        return ""
+
+    def groups(self) -> Mapping[str, Sequence[str]]:
+        return {"Average": tuple(self.run.manifest["documents"])}
+
+    def comparable(self) -> Comparable:
+        return _ComparableAnswers(self)
+
+    def views(self, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
         from evalkit.benchmarks.document_views import answer_views
 
-        yield from answer_views(self.answers(run), tasks, self.metric_of)
+        yield from answer_views(self.answers(), tasks, self.metric_of)
 
 
 class _ComparableAnswers(GradedAnswers):
-    def __init__(self, benchmark: GeneratedBenchmark, run: Run) -> None:
-        groups, measures = benchmark.groups(run), benchmark.measures(run)
-        super().__init__(run, partial(benchmark.answers, run), benchmark.checked, groups, measures)
-        self._settings, self._continuous = benchmark.prompt_settings, benchmark.continuous
-        self._sample_of = benchmark.sample_of
+    def __init__(self, results: FinishedAnswers) -> None:
+        super().__init__(results.run, results.answers, results.checked, results.groups(), results.measures())
+        self._results = results
 
     def sample_of(self, task: str) -> str:
-        return self._sample_of(task)
+        return self._results.sample_of(task)
 
     def beside(self, rule: str) -> str | None:
-        return self._continuous if self._continuous in self.rules and rule != self._continuous else None
+        continuous = self._results.continuous
+        return continuous if continuous in self.rules and rule != continuous else None
 
     def must_agree(self, task: str) -> dict[str, str]:
         specification = self.run.manifest["specification"]
-        settings = {name: str(specification[entry]) for name, entry in self._settings.items()}
+        settings = {name: str(specification[entry]) for name, entry in self._results.prompt_settings.items()}
         hashes = {"documents": str(specification["documents"].get(task, ""))} if "documents" in specification else {}
         return settings | hashes

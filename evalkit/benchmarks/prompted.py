@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from evalkit.benchmarks import generated
+from evalkit.benchmarks.base import ListedSuite
 from evalkit.benchmarks.generated import DocumentPlan, TaskDocuments, answer_columns
 from evalkit.benchmarks.outcomes import Metric, stored_value
 from evalkit.benchmarks.request import DocumentRequest
@@ -22,7 +23,7 @@ from evalkit.errors import ScoringError, UsageError
 from evalkit.inputs.validated import Stored
 from evalkit.requests.requests import Generate
 from evalkit.requests.rows import GeneratedRow
-from evalkit.runs.folder import Run, StoredTask, StoredValue
+from evalkit.runs.folder import StoredTask, StoredValue
 from evalkit.runs.journal import FinishedRows
 from evalkit.runs.writing import RunWriter
 from evalkit.stats.estimates import error_of_average, error_of_mean
@@ -48,14 +49,31 @@ class PromptDocument(NamedTuple):
     reference: str
 
 
+class FinishedPrompted(generated.FinishedAnswers):
+    checked = ("prompt", "reference")
+
+    def metrics(self, rule: str | None = None) -> list[Metric]:
+        self.refuse_rule(rule)
+        return [
+            Metric(task["task"], task["metric"], task["n"], task["value"], task["stderr"])
+            for task in self.run.stored["tasks"]
+        ]
+
+    def answers(self) -> pd.DataFrame:
+        table = self.run.table(ANSWERS, ("task", "id", "source", "prompt", "reference", "answer", "score"))
+        return table.assign(references=table["reference"].map(lambda reference: [reference]))
+
+
 class PromptedBenchmark(generated.GeneratedBenchmark):
     """Base class of simple benchmarks; `kind` is also the name of the suite."""
 
     request = DocumentRequest
     results_form = _PromptedResults
     files = (ANSWERS,)
-    checked = ("prompt", "reference")
+    read = FinishedPrompted
     description: ClassVar[str]
+    metric: ClassVar[str] = "score"
+    """Name of the metric, such as "exact match"."""
     max_new_tokens: ClassVar[int] = 32
     """Maximum length of an answer, in tokens."""
     until: ClassVar[tuple[str, ...]] = ("\n",)
@@ -122,7 +140,7 @@ class PromptedBenchmark(generated.GeneratedBenchmark):
         return about | {"answer": text, "score": score, "source": answer.document}
 
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
-        results, measure = list[dict[str, Any]](), self.measure()
+        results, measure = list[dict[str, Any]](), generated.share_measure(self.metric)
         for task, rows in table.groupby("task", sort=False):
             mean, error = float(rows["score"].mean()), error_of_mean(rows["score"].to_numpy(float))
             results.append({"task": task, "n": len(rows)} | stored_value(measure, mean, error))
@@ -130,21 +148,8 @@ class PromptedBenchmark(generated.GeneratedBenchmark):
         error = error_of_average([result["stderr"] for result in results])
         return {"tasks": results, "averages": [{"name": "Average"} | stored_value(measure, mean, error)]}
 
-    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        self.refuse_rule(run, rule)
-        return [
-            Metric(task["task"], self.metric, task["n"], task["value"], task["stderr"]) for task in run.stored["tasks"]
-        ]
-
-    def answers(self, run: Run) -> pd.DataFrame:
-        table = run.table(ANSWERS, ("task", "id", "source", "prompt", "reference", "answer", "score"))
-        return table.assign(references=table["reference"].map(lambda reference: [reference]))
-
-    def suites(self) -> dict[str, str]:
-        return {self.kind: self.description}
-
-    def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        return {self.kind: {"Average": tuple(self.tasks())}}
+    def suites(self) -> dict[str, ListedSuite]:
+        return {self.kind: ListedSuite(self.description, lambda: {"Average": tuple(self.tasks())})}
 
 
 def _hash(documents: Sequence[PromptDocument]) -> str:

@@ -1,8 +1,8 @@
 """Registry of benchmarks: evalkit's own, and those of installed packages.
 
-In: a kind, a suite or a run. Out: its `Benchmark`. A package registers a benchmark by an entry point of the group
-`evalkit.benchmarks`, whose name is the kind and whose object is a `Benchmark` class. A benchmark is imported on first
-use.
+In: a kind, a suite or a run. Out: its `Benchmark`, or the results of the run. A package registers a benchmark by an
+entry point of the group `evalkit.benchmarks`, whose name is the kind and whose object is a `Benchmark` class. A
+benchmark is imported on first use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 
-from evalkit.benchmarks.base import Benchmark
+from evalkit.benchmarks.base import Benchmark, ListedSuite
+from evalkit.benchmarks.results import FinishedResults
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.plugins import added, call_added, load_added
 from evalkit.runs.folder import Run
@@ -48,58 +49,63 @@ def benchmark(kind: str) -> Benchmark:
     return made
 
 
-def benchmark_of(run: Run) -> Benchmark:
-    """Return the benchmark that made a run. Raises a `RunError` if it is not installed, or results.json not its own."""
+def results_of(run: Run) -> FinishedResults:
+    """Return the results of a run, as its benchmark reads them.
+
+    Raises a `RunError` if the benchmark is not installed, or results.json is not its own.
+    """
     try:
         kind = benchmark(run.kind)
     except UnknownNameError as error:
         raise RunError(f"run {run.folder} is of benchmark '{run.kind}', which is not installed") from error
     if run.complete:
         run.require_form(kind.results_form)
-    return kind
+    return kind.read(run)
 
 
-def has_default_outcome(kind: str) -> bool:
-    """Whether runs of a kind can be compared without naming an outcome; a kind that is not installed may have one."""
+def has_default_measure(kind: str) -> bool:
+    """Return whether runs of a kind are compared by a measure if none is named."""
     try:
-        return benchmark(kind).has_default_outcome
-    except UsageError:
+        return benchmark(kind).read.has_default_measure
+    except UsageError:  # whoever reads its runs reports that it is not installed
         return True
 
 
-def _loadable() -> Iterator[Benchmark]:
-    """Yield all benchmarks; skip those that cannot be imported, since another one may have the suite."""
-    for kind in kinds():
+def _suites() -> Iterator[tuple[Benchmark, str, ListedSuite]]:
+    """Yield the suites of all benchmarks but those that cannot be imported, since another one may have the suite."""
+    for name in kinds():
         with suppress(UsageError):
-            yield benchmark(kind)
+            kind = benchmark(name)
+            for suite, listed in kind.suites().items():
+                yield kind, suite, listed
 
 
 def kind_of_suite(suite: str | None) -> str:
     """Return the kind of benchmark that runs a suite: a suite's name or a YAML file; None: the default suite."""
     if suite is None or Path(suite).suffix in (".yaml", ".yml"):
         return "multiple_choice"
-    for kind in _loadable():
-        if suite in kind.suites():
+    for kind, name, _ in _suites():
+        if name == suite:
             return kind.kind
     raise UnknownNameError("suite", suite, suite_names())
 
 
 def suite_names() -> list[str]:
-    return [suite for kind in _loadable() for suite in kind.suites()]
+    return [name for _, name, _ in _suites()]
 
 
-def averages_of(kind: Benchmark) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Return a benchmark's averages by suite. Raises `UsageError` if it is another package's, and fails."""
-    return kind.averages() if kind.kind in _OWN else call_added(f"benchmark '{kind.kind}'", kind.averages)
+def averages_of(kind: Benchmark, suite: ListedSuite) -> dict[str, tuple[str, ...]]:
+    """Return average → its tasks. Raises `UsageError` if the benchmark is another package's, and fails."""
+    return call_added(f"benchmark '{kind.kind}'", suite.averages) if suite.averages else {}
 
 
 def suite_averages(suite: str) -> dict[str, tuple[str, ...]]:
     """Return average → its tasks, for a suite of any benchmark."""
     known: list[str] = []
-    for kind in _loadable():
-        with suppress(UsageError):
-            averages = averages_of(kind)
-            if suite in averages:
-                return averages[suite]
-            known += averages
+    for kind, name, listed in _suites():
+        if name == suite and listed.averages is not None:
+            with suppress(UsageError):
+                return averages_of(kind, listed)
+        elif listed.averages is not None:
+            known.append(name)
     raise UnknownNameError("suite", suite, known)

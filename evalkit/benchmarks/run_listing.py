@@ -12,13 +12,9 @@ from itertools import takewhile
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from evalkit.benchmarks.outcomes import (
-    Metric,
-    average_metric,
-    headline_entries,
-)
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.outcomes import Metric, average_metric, headline_entries
 from evalkit.benchmarks.registry import kinds as known_kinds
+from evalkit.benchmarks.registry import results_of
 from evalkit.errors import RunError, reading_as
 from evalkit.inputs.values import by_number
 from evalkit.reporting.numbers import PLUS_MINUS, UNKNOWN
@@ -156,7 +152,7 @@ def _listed(run: Run | DamagedRun) -> ListedRun:
         return ListedRun(state="interrupted" if about["journal"] else "begun", **about)
     try:
         with reading_as(run.folder / RESULTS, f"results of {run.kind}", RunError):
-            headline, result = benchmark_of(run).headline(run)
+            headline, result = results_of(run).headline()
     except RunError as error:
         state = "damaged" if run.kind in known_kinds() else "benchmark not installed"
         return ListedRun(state=state, **about | {"notes": (str(error), *about["notes"])})
@@ -205,7 +201,7 @@ class Summarised(NamedTuple):
         of_runs = []
         for run in self.runs:
             firsts = dict[str, Metric]()
-            for metric in benchmark_of(run).metrics(run, self.rule):
+            for metric in results_of(run).metrics(self.rule):
                 firsts.setdefault(metric.task, metric)
             of_runs.append(firsts)
         return _means(of_runs)
@@ -214,7 +210,7 @@ class Summarised(NamedTuple):
         """Return the averages over tasks, as in results.json, by their names; of several runs likewise."""
         of_runs = []
         for run in self.runs:
-            stored = benchmark_of(run).stored_averages(run, self.rule)
+            stored = results_of(run).averages(self.rule)
             of_runs.append({average["name"]: average_metric(average) for average in stored})
         return _means(of_runs)
 
@@ -310,7 +306,7 @@ def documents_words(runs: Iterable[Run], metrics: Iterable[Metric]) -> str:
     if len(numbers) == 1:
         listed = f"n = {numbers.pop()}" + " of each task" * (len(shown) > 1)
     else:
-        names = {task: benchmark_of(runs[0]).label(runs[0], task).short for task in shown}
+        names = {task: results_of(runs[0]).label(task).short for task in shown}
         listed = f"n: {', '.join(f'{names[task]} {n}' for task, n in shown.items())}"
     return f"{' or '.join(selections)}; {listed}"
 
@@ -319,7 +315,7 @@ def column_heading(runs: Sequence[Run], metrics: Sequence[Metric]) -> str:
     """Return the heading of the column that has a task's metrics of runs of one benchmark."""
     task = metrics[0].task
     lower = direction_mark(all(metric.higher_is_better is not False for metric in metrics))
-    return f"{benchmark_of(runs[0]).label(runs[0], task).short}{mark_of(runs, [task])}{lower}"
+    return f"{results_of(runs[0]).label(task).short}{mark_of(runs, [task])}{lower}"
 
 
 def mark_of(runs: Iterable[Run], tasks: Collection[str]) -> str:

@@ -53,16 +53,16 @@ def suites() -> Report:
     rows = []
     for kind in kinds():
         try:
-            averages = averages_of(benchmark(kind))
+            of_kind = benchmark(kind)
+            listed = [(suite, about, averages_of(of_kind, about)) for suite, about in of_kind.suites().items()]
         except UsageError as error:
             rows.append([kind, str(error), ""])
             continue
-        for suite, description in benchmark(kind).suites().items():
-            groups = averages.get(suite, {})
+        for suite, about, groups in listed:
             names = groups.get("Average", ())
             if len(names) > _MOST_NAMED:
                 names = (f"{len(names)} tasks: {', '.join(name for name in groups if name != 'Average')}",)
-            rows.append([suite, description, ", ".join(names)])
+            rows.append([suite, about.description, ", ".join(names)])
     return _listed("suites", "suite|what it is|tasks", rows)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.inspection.outcomes import TaskOutcomes, run_outcomes
 from evalkit.models.loading.locate import silent
@@ -49,7 +49,9 @@ def by_suite(runs: Sequence[Run]) -> dict[tuple[str, str], list[int]]:
 
 def _run_panel(run: Run, name: str) -> Panel:
     run.require_finished()
-    report, detailed = (benchmark_of(run).report(run, detail=detail) for detail in (False, True))
+    results = results_of(run)
+    report = results.report()
+    detailed = results.report(detail=True)
     shown, address = [table.name for table in report.tables], f"run-{anchor(str(run.manifest['id']))}"
     subjects = tuple(table for table in detailed.tables if table.name not in shown)
     panels = (Panel(f"{address}-detail", "In detail", (Report(subjects),)),) if subjects else ()
@@ -64,7 +66,7 @@ def figure_panels(runs: Sequence[Run], names: Sequence[str], models: Sequence[st
         members = [each for each in zip(runs, names, models or names, strict=True) if each[0].kind == kind]
         address, figures, problems = f"figures-{anchor(kind)}", [], []
         try:
-            drawn = benchmark_of(members[0][0]).figures(*zip(*members, strict=True))
+            drawn = results_of(members[0][0]).figures(*zip(*members, strict=True))
         except EvalkitError as error:
             drawn, problems = [], [f"the figures cannot be drawn: {error}"]
         for figure in drawn:
@@ -137,24 +139,24 @@ def _settings(run: Run) -> list[tuple[str, str]]:
 
 
 def _documents_table(run: Run) -> Table:
-    benchmark, seconds, rows = benchmark_of(run), dict[str, float](), []
+    results, seconds, rows = results_of(run), dict[str, float](), []
     with suppress(RunError):  # they are not stored
         seconds = run.seconds
-    counts = {metric.task: metric.n for metric in reversed(benchmark.metrics(run))}
+    counts = {metric.task: metric.n for metric in reversed(results.metrics())}
     for task, source in run.manifest["documents"].items():
         shown = f"{counts[task]:,}" if task in counts else "–"
         of_all = "–" if source["total"] is None else f"{source['total']:,}"
         numbers = [shown, of_all, fixed(seconds.get(task), 1)]
         rows.append([_label(run, task), str(source["source"]), *numbers])
     for task, source in run.manifest.get("examples", {}).items():
-        label = f"{benchmark.label(run, task).full}: solved examples"
+        label = f"{results.label(task).full}: solved examples"
         rows.append([label, str(source["source"]), "", f"{source['total']:,}", ""])
     headers = ["task", "source of the documents", "n", "of", *(["seconds"] if seconds else [])]
     return simple_table("documents", headers, [row[: len(headers)] for row in rows], texts=2)
 
 
 def _label(run: Run, task: str) -> str:
-    return benchmark_of(run).label(run, task).full + caveat_mark(run.manifest, [task])
+    return results_of(run).label(task).full + caveat_mark(run.manifest, [task])
 
 
 class Licence(NamedTuple):
@@ -197,7 +199,7 @@ def _dataset(run: Run, task: str) -> tuple[str, str, str, str]:
     """Return a task's dataset, its authors, its licence, and the licence's page."""
     split = None
     with suppress(UsageError):  # of lm-eval's tasks the dataset is not known
-        split = benchmark_of(run).dataset(run, task)
+        split = results_of(run).dataset(task)
     if split is None:
         return "–", "–", "see the source", "–"
     described = ", ".join(part for part in (split.path, split.config, split.split) if part)

@@ -207,8 +207,11 @@ class Run:
         return None if rule == self.kind else rule
 
     def other_rule(self, rule: str | None) -> str | None:
-        """Return a requested rule; None if it is the run's own, which is what readers take None for."""
-        return None if rule == self.manifest["rule"] else rule
+        """Return a requested rule; None if it is the run's own, which is what readers take None for.
+
+        A run without choices has its own alone.
+        """
+        return None if self.rule is None or rule == self.rule else rule
 
     @property
     def suite(self) -> str:
@@ -233,8 +236,6 @@ class Run:
 
     def require_choices(self) -> None:
         """Raise `UsageError` if the run has no choices that a rule could decide between."""
-        if self.kind == LM_EVAL and self.complete and not self.manifest["groups"]:
-            raise UsageError(f"run {self.folder} has no multiple-choice task with one gold answer, so no rule applies")
         if self.rule is None:
             raise UsageError(f"run {self.folder} has no choices for a rule; benchmark {self.kind} has its own metrics")
 

@@ -26,7 +26,7 @@ import transformers
 from torch import distributed
 
 from evalkit.benchmarks.keywords import SuiteSettings
-from evalkit.benchmarks.registry import benchmark, benchmark_of
+from evalkit.benchmarks.registry import benchmark, results_of
 from evalkit.benchmarks.request import SuiteRequest
 from evalkit.benchmarks.run import given_options, planned
 from evalkit.benchmarks.session import OpenRun, Prepared, finished, load_checked, opened, prefetched
@@ -61,10 +61,10 @@ def logged_metrics(run: Run, rule: str) -> dict[str, float]:
         run: the run.
         rule: of the plan: a finished run may have been started under another one.
     """
-    other, logged = run.other_rule(rule), dict[str, float | None]()
-    metrics = [metric for metric in benchmark_of(run).metrics(run, other) if metric.layer is None]
+    other, results, logged = run.other_rule(rule), results_of(run), dict[str, float | None]()
+    metrics = [metric for metric in results.metrics(other) if metric.layer is None]
     logged |= {f"{metric.task}/{metric.name}": metric.value for metric in metrics}
-    averages = benchmark_of(run).stored_averages(run, other)
+    averages = results.averages(other)
     logged |= {f"{average['name']}/{average['metric']}": average["value"] for average in averages}
     if averages:
         logged[f"{averages[-1]['name']}/stderr"] = averages[-1]["stderr"]

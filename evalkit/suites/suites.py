@@ -93,6 +93,10 @@ class Suite(_SuiteFile):
         """All tasks, in the order in which they are run and printed."""
         return tuple(task for tasks in self.groups.values() for task in tasks)
 
+    def averages(self) -> dict[str, tuple[str, ...]]:
+        """Return average → its tasks; the last one, over all tasks, is "Average"."""
+        return {**self.groups, "Average": self.tasks}
+
     @property
     def pinned(self) -> tuple[str, ...]:
         """Tasks of lm-eval whose documents evalkit has pinned."""

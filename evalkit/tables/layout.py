@@ -229,7 +229,7 @@ def load_layout(name: str) -> TableLayout:
     try:
         if suite is not None and suite.endswith((".yaml", ".yml")):
             of_user = load_suite(str(path.parent / suite))
-            suite, averages = of_user.name, {**of_user.groups, AVERAGE: of_user.tasks}
+            suite, averages = of_user.name, of_user.averages()
         elif suite is not None and not content.pairs:
             averages = suite_averages(suite)
     except UsageError as error:

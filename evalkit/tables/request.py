@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.comparison.naming import find_runs
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.reporting.decimals import half_up
@@ -147,7 +147,7 @@ def _legend(layout: TableLayout, request: TableRequest, measured: Measured) -> l
     legend = []
     if request.spreads and measured.runs:
         run = next(iter(measured.runs.values()))[0]
-        known = any(metric.stderr is not None for metric in benchmark_of(run).metrics(run, measured.rule))
+        known = any(metric.stderr is not None for metric in results_of(run).metrics(measured.rule))
         added = ", one won and one lost added" if layout.pairs else ""
         error = f"standard error over documents{added}" if known else f"not stored by single runs of {run.kind}"
         legend.append(f"{error_note(several, error)}.")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from evalkit.benchmarks.differences import differences
-from evalkit.benchmarks.registry import GROUP, benchmark, benchmark_of, kind_of_suite
+from evalkit.benchmarks.registry import GROUP, benchmark, kind_of_suite, results_of
 from evalkit.benchmarks.run_listing import list_found
 from evalkit.benchmarks.session import ModelHolder
 from evalkit.cli import main
@@ -94,10 +94,10 @@ def test_it_names_its_benchmark_and_is_listed_and_opened_without_a_model(
     kind: str, runs: Made, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = runs(kind)
-    assert run.manifest["kind"] == run.kind == kind and benchmark_of(run) is benchmark(kind)
+    assert run.manifest["kind"] == run.kind == kind and isinstance(results_of(run), benchmark(kind).read)
     [listed] = list_found(run.folder.parent)
     assert listed.state == "finished" and listed.result
-    metrics = benchmark_of(run).metrics(run)
+    metrics = results_of(run).metrics()
     assert {metric.task for metric in metrics} == set(run.manifest["documents"])
     assert all(metric.n > 0 for metric in metrics)
     monkeypatch.setattr("evalkit.benchmarks.session.load_checked", lambda *_: pytest.fail("a model was loaded"))
@@ -178,7 +178,7 @@ def test_what_loading_the_model_reported_is_in_its_report(kind: str, runs: Made,
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     reseal(folder)
     run = load_run(folder)
-    assert "settings are unread" in printed(benchmark_of(run).report(run))
+    assert "settings are unread" in printed(results_of(run).report())
 
 
 @every_kind
@@ -229,7 +229,7 @@ def test_two_runs_are_compared(kind: str, runs: Made) -> None:
     assert found.measure.graded is (a.rule is None or kind == "prompt_variants")
     # Perplexity's own number is over all bytes, the compared one a mean over documents
     name = {"attention": rule, "perplexity": "document_bits_per_byte"}.get(kind)
-    metrics = [{m.task: m for m in reversed(benchmark_of(run).metrics(run)) if name in (None, m.name)} for run in both]
+    metrics = [{m.task: m for m in reversed(results_of(run).metrics()) if name in (None, m.name)} for run in both]
     for task in found.tasks if kind != "lm_eval" else ():  # whose own metric need not be the rule's
         bounds = metrics[0][task.name].bounds
         values = [float(of_run[task.name].value) / (1 if bounds is None else bounds[1]) for of_run in metrics]
@@ -246,7 +246,7 @@ def test_every_stored_value_says_what_it_is(kind: str, runs: Made) -> None:
     assert '"accuracy":' not in json.dumps(stored)
     for average in stored["averages"]:
         assert average.keys() >= SCALE | {"name", "value", "stderr"}
-    metrics = {metric.task: metric for metric in reversed(benchmark_of(runs(kind)).metrics(runs(kind)))}
+    metrics = {metric.task: metric for metric in reversed(results_of(runs(kind)).metrics())}
     for task in stored["tasks"] if kind not in ("copying", "norms") else ():  # whose results are their own
         first = task
         if "metrics" in task:
@@ -265,7 +265,7 @@ def test_every_stored_value_says_what_it_is(kind: str, runs: Made) -> None:
 @every_kind
 def test_documents_have_the_number_that_is_scored_and_that_of_the_task(kind: str, runs: Made, files: Path) -> None:
     documents = runs(kind).manifest["documents"]
-    assert {metric.task: metric.n for metric in benchmark_of(runs(kind)).metrics(runs(kind))} == {
+    assert {metric.task: metric.n for metric in results_of(runs(kind)).metrics()} == {
         task: about["count"] for task, about in documents.items()
     }
     totals = {task: about["total"] for task, about in documents.items()}
@@ -288,7 +288,7 @@ def test_it_is_exported(kind: str, runs: Made, tmp_path: Path) -> None:
     results = json.loads(path.read_text(encoding="utf-8"))["evaluation_results"]
     assert {result["evaluation_name"] for result in results} == set(runs(kind).manifest["documents"])
     assert len({result["evaluation_result_id"] for result in results}) == len(results)
-    for result, metric in zip(results, benchmark_of(runs(kind)).metrics(runs(kind)), strict=True):
+    for result, metric in zip(results, results_of(runs(kind)).metrics(), strict=True):
         scale = 1 if metric.bounds is None else metric.bounds[1]
         assert result["score_details"]["score"] == pytest.approx(metric.value / scale)
         assert ("min_score" in result["metric_config"]) is (metric.bounds is not None)
@@ -302,8 +302,8 @@ def test_it_says_what_must_agree_without_reading_a_table(
     a, b = runs(kind), runs(kind, 1)
     monkeypatch.setattr(Run, "table", lambda *_: pytest.fail("a table was read"))
     for task in a.manifest["documents"]:
-        agreed = benchmark_of(a).comparable(a).must_agree(task)
-        assert agreed == benchmark_of(b).comparable(b).must_agree(task)
+        agreed = results_of(a).comparable().must_agree(task)
+        assert agreed == results_of(b).comparable().must_agree(task)
         assert agreed and all(agreed.values())
     assert differences(a, b) == []
     # Other documents are another measurement
@@ -330,7 +330,7 @@ def test_a_run_of_a_benchmark_that_is_not_installed(runs: Made, monkeypatch: Any
         during.setattr("evalkit.plugins.entry_points", lambda group: ())
         benchmark.cache_clear()
         with pytest.raises(RunError, match="'copying'"):
-            benchmark_of(run)
+            results_of(run)
     benchmark.cache_clear()
 
 

@@ -16,12 +16,13 @@ from evalkit.benchmarks.base import Benchmark
 from evalkit.benchmarks.generated import DocumentPlan, TaskDocuments, context_of, generated_plan
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric, stored_value
 from evalkit.benchmarks.request import Request
+from evalkit.benchmarks.results import FinishedResults
 from evalkit.display import Say
 from evalkit.inputs.validated import Stored
 from evalkit.models.loading.load import LoadedModel
 from evalkit.requests.batches import Batch, Budget, Computation, Planned
 from evalkit.runs.columns import schema_of
-from evalkit.runs.folder import Run, StoredTask
+from evalkit.runs.folder import StoredTask
 from evalkit.runs.journal import FinishedRows
 from evalkit.runs.traits import BatchDevice, place_of
 from evalkit.runs.writing import RunWriter
@@ -104,11 +105,25 @@ class NormsComputation(Computation):
         return Planned(found, len(plan.tasks[NORMS]), len(plan.tasks[NORMS]) - len(left))
 
 
+class FinishedNorms(FinishedResults):
+    def metrics(self, rule: str | None = None) -> list[Metric]:
+        [task] = self.run.stored["tasks"]
+        return [Metric(NORMS, "long states", task["n"], task["value"], task["stderr"])]
+
+    def comparable(self) -> Comparable:
+        return GradedAnswers(self.run, self.documents, ("text",), {"Average": [NORMS]}, {NORMS: MEASURE})
+
+    def documents(self) -> pd.DataFrame:
+        table = self.run.table(DOCUMENTS, ("task", "id", "text", "score"))
+        return table.assign(source=table["id"])
+
+
 class Norms(Benchmark):
     kind = NORMS
     request = NormsRequest
     computation = NormsComputation()
     results_form = NormsResults
+    read = FinishedNorms
 
     def plan(self, request: NormsRequest, say: Say) -> DocumentPlan:
         checkpoint = request.model.locate(say)
@@ -137,16 +152,3 @@ class Norms(Benchmark):
         about = {"task": NORMS, "n": len(scores), "value": mean, "stderr": error}
         average = {"name": "Average"} | stored_value(MEASURE, mean, error)
         writer.save_results({"tasks": [about], "averages": [average]})
-
-    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        [task] = run.stored["tasks"]
-        return [Metric(NORMS, "long states", task["n"], task["value"], task["stderr"])]
-
-    def comparable(self, run: Run) -> Comparable:
-
-        def load() -> pd.DataFrame:
-            table = run.table(DOCUMENTS, ("task", "id", "text", "score"))
-            return table.assign(source=table["id"])
-
-        measures = {NORMS: MEASURE}
-        return GradedAnswers(run, load, ("text",), {"Average": [NORMS]}, measures)

@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from evalkit.benchmarks.choices import ComparableChoices
-from evalkit.benchmarks.document_views import (
-    AnsweredDocument,
-    AnswerView,
-    ChoiceView,
-    TaskView,
-    Texts,
-)
+from evalkit.benchmarks.document_views import AnsweredDocument, AnswerView, ChoiceView, TaskView, Texts
 from evalkit.benchmarks.lm_eval.requests import GENERATED, group_by_task
 from evalkit.benchmarks.lm_eval.results import DOCUMENTS, DocumentScore, logged_metrics
 from evalkit.benchmarks.lm_eval_files import (
@@ -31,14 +25,7 @@ from evalkit.benchmarks.lm_eval_files import (
     stored_texts,
     texts_of_requests,
 )
-from evalkit.benchmarks.outcomes import (
-    CONTENT,
-    Comparable,
-    GradedAnswers,
-    Measure,
-    Metric,
-    run_content,
-)
+from evalkit.benchmarks.outcomes import CONTENT, Comparable, GradedAnswers, Measure, Metric, run_content
 from evalkit.display import Say
 from evalkit.escape import printable
 from evalkit.models.loading.spec import tokenizer_alone, window_of
@@ -69,7 +56,7 @@ def _stored(run: Run, table: pd.DataFrame) -> tuple[Texts, str]:
 
 
 def task_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-    """Yield the tasks of a finished run; texts and generated answers are in the sample files. See `Benchmark.views`."""
+    """Yield the tasks of a finished run (`FinishedResults.views`); texts and answers are in the sample files."""
     from evalkit.runs.accuracies import available_rules
 
     with_choices = {task for members in run.manifest["groups"].values() for task in members}
@@ -147,7 +134,11 @@ def _fed(
 
 
 def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
-    """Return a report of every metric of every task and group, as lm-eval computed it; see `Benchmark.report`."""
+    """Return a report of every metric of every task and group, as lm-eval computed it; under a rule, of the choices."""
+    if rule not in (None, LM_EVAL):
+        from evalkit.benchmarks.choices_report import choices_report
+
+        return choices_report(run, rule, detail)
     manifest, documents = run.manifest, run.manifest["documents"]
     entries = [*run.stored["tasks"], *run.stored["groups"]]
     members = {group["task"]: group["tasks"] for group in run.stored["groups"]}

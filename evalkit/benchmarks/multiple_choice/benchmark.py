@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from evalkit.benchmarks.base import Benchmark, Plan, lazy
+from evalkit.benchmarks.base import Benchmark, ListedSuite, Plan, lazy
 from evalkit.benchmarks.choices import outcome_averages, outcome_entries, stored_results, table_metrics
+from evalkit.benchmarks.results import FinishedResults, of_run
 from evalkit.display import Say
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.inputs.validated import Stored
-from evalkit.runs.folder import LM_EVAL, SCORES, Run, StoredAverage, StoredTask, StoredValue
+from evalkit.runs.folder import LM_EVAL, SCORES, StoredAverage, StoredTask, StoredValue
 from evalkit.runs.score_table import outcome_of
 from evalkit.suites.suites import Label, dataset_of, label_of, load_suite, shipped_suites
 
@@ -51,17 +52,35 @@ class _ChoiceResults(Stored):
     samples: bool
 
 
+class FinishedChoices(FinishedResults):
+    metrics = of_run("evalkit.benchmarks.choices:stored_metrics")
+    comparable = of_run("evalkit.benchmarks.choices:ComparableChoices")
+    views = of_run("evalkit.benchmarks.multiple_choice.views:choice_views")
+    report = of_run("evalkit.benchmarks.choices_report:choices_report")
+
+    def averages(self, rule: str | None = None) -> list[dict[str, Any]]:
+        if rule is None:
+            return super().averages()
+        if outcome_of(rule) is None:
+            return list(stored_results(self.comparable(), rule)["averages"])
+        return outcome_averages(self.run.manifest, table_metrics(self.run.scores, self.run.manifest, rule))
+
+    def label(self, task: str) -> Label:
+        return label_of(task, self.run.manifest)
+
+    def dataset(self, task: str) -> HubSplit | None:
+        return dataset_of(task)
+
+
 class MultipleChoice(Benchmark):
     """Benchmark of suites of multiple-choice tasks."""
 
     kind = "multiple_choice"
+    read = FinishedChoices
     results_form: ClassVar[type[Stored]] = _ChoiceResults
+    only_logits = True
 
     request = lazy("evalkit.benchmarks.request:SuiteRequest")
-    metrics = lazy("evalkit.benchmarks.choices:stored_metrics")
-    comparable = lazy("evalkit.benchmarks.choices:ComparableChoices")
-    views = lazy("evalkit.benchmarks.multiple_choice.views:choice_views")
-    report = lazy("evalkit.benchmarks.choices_report:choices_report")
 
     def plan(self, request: SuiteRequest, say: Say) -> Plan:
         """Make the plan of a suite (with `vary`, of `prompt_variants`), or of lm-eval's tasks; see `resolve_suite`."""
@@ -117,22 +136,6 @@ class MultipleChoice(Benchmark):
         except EvalkitError:  # an unknown rule
             return names
 
-    def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
-        if rule is None:
-            return super().stored_averages(run)
-        if outcome_of(rule) is None:
-            return list(stored_results(self.comparable(run), rule)["averages"])
-        return outcome_averages(run.manifest, table_metrics(run.scores, run.manifest, rule))
-
-    def suites(self) -> dict[str, str]:
-        return {suite.name: suite.description for suite in shipped_suites().values()}
-
-    def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        suites = shipped_suites().values()
-        return {suite.name: {**suite.groups, "Average": suite.tasks} for suite in suites}
-
-    def label(self, run: Run, task: str) -> Label:
-        return label_of(task, run.manifest)
-
-    def dataset(self, run: Run, task: str) -> HubSplit | None:
-        return dataset_of(task)
+    def suites(self) -> dict[str, ListedSuite]:
+        suites = shipped_suites().items()
+        return {name: ListedSuite(suite.description, suite.averages) for name, suite in suites}

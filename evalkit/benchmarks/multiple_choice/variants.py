@@ -16,13 +16,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import lazy
+from evalkit.benchmarks.base import ListedSuite, lazy
 from evalkit.benchmarks.document_views import ChoiceView
-from evalkit.benchmarks.multiple_choice.benchmark import MultipleChoice
+from evalkit.benchmarks.multiple_choice.benchmark import FinishedChoices, MultipleChoice
 from evalkit.benchmarks.multiple_choice.varied_results import PromptTables, VariedResultsFile, varied_results
+from evalkit.benchmarks.results import of_run
 from evalkit.display import Say
 from evalkit.reporting.decimals import percent
-from evalkit.runs.folder import SCORES, Run
+from evalkit.runs.folder import SCORES
 from evalkit.runs.score_table import PROMPT
 from evalkit.suites.prompt_sets import order_name
 
@@ -36,17 +37,33 @@ if TYPE_CHECKING:
     from evalkit.suites.choice_requests import ChoiceRequests
 
 
+class FinishedPrompts(FinishedChoices):
+    metrics = of_run("evalkit.benchmarks.multiple_choice.varied_results:varied_metrics")
+    comparable = of_run("evalkit.benchmarks.multiple_choice.varied_results:ComparablePrompts")
+    report = of_run("evalkit.benchmarks.multiple_choice.varied_report:varied_report")
+    figures = lazy("evalkit.benchmarks.multiple_choice.varied_report:prompt_figures")
+
+    def headline(self, rule: str | None = None) -> tuple[Metric | None, str]:
+        headline, text = super().headline(rule)
+        average = self.averages(rule)[-1]
+        spread = "" if average["spread"] is None else f", SD {percent(average['spread'])}"
+        return headline, f"{text} over {len(average['prompts'])} prompts{spread}"
+
+    def views(self, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+        """Yield the documents of each task under the run's own prompt, and say so."""
+        alone = f"this shows the run's own prompt, {self.run.template}; its other prompts are in {SCORES}"
+        for view in super().views(tasks, say):
+            assert isinstance(view, ChoiceView)
+            yield replace(view, read=partial(_with_problem, view, alone))
+
+
 class PromptVariants(MultipleChoice):
     """Benchmark of suites under several prompts; `MultipleChoice` makes its plans."""
 
     kind = "prompt_variants"
     results_form = VariedResultsFile
 
-    metrics = lazy("evalkit.benchmarks.multiple_choice.varied_results:varied_metrics")
-    comparable = lazy("evalkit.benchmarks.multiple_choice.varied_results:ComparablePrompts")
-    report = lazy("evalkit.benchmarks.multiple_choice.varied_report:varied_report")
-    rescored = lazy("evalkit.benchmarks.multiple_choice.varied_report:varied_report")
-    figures = lazy("evalkit.benchmarks.multiple_choice.varied_report:prompt_figures")
+    read = FinishedPrompts
 
     def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
         import pandas as pd
@@ -66,26 +83,8 @@ class PromptVariants(MultipleChoice):
         content["tasks"] = [task | {"seconds": round(seconds[task["task"]], 3)} for task in content["tasks"]]
         writer.save_results(content | {"rules": rules, "samples": False})
 
-    def headline(self, run: Run, rule: str | None = None) -> tuple[Metric | None, str]:
-        headline, text = super().headline(run, rule)
-        average = self.stored_averages(run, rule)[-1]
-        spread = "" if average["spread"] is None else f", SD {percent(average['spread'])}"
-        return headline, f"{text} over {len(average['prompts'])} prompts{spread}"
-
-    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        """Yield the documents of each task under the run's own prompt, and say so."""
-        from evalkit.benchmarks.multiple_choice.views import choice_views
-
-        alone = f"this shows the run's own prompt, {run.template}; its other prompts are in {SCORES}"
-        for view in choice_views(run, tasks, say):
-            assert isinstance(view, ChoiceView)
-            yield replace(view, read=partial(_with_problem, view, alone))
-
-    def suites(self) -> dict[str, str]:
+    def suites(self) -> dict[str, ListedSuite]:
         """Return none: the suites are those of multiple choice, with `vary`."""
-        return {}
-
-    def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
         return {}
 
 

@@ -37,7 +37,7 @@ from evalkit.suites.suites import label_of
 
 
 def varied_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
-    """Return the report of a finished run under one rule; arguments as of `Benchmark.report`."""
+    """Return the report of a finished run under one rule; arguments as of `FinishedResults.report`."""
     tables, manifest = prompt_tables(run), run.manifest
     if (name := rule or str(manifest["rule"])) not in tables.rules:
         raise UnknownNameError(f"rule of run {run.folder}", name, tables.rules)

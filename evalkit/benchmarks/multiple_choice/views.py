@@ -53,7 +53,7 @@ _REQUESTS = "requests "
 
 
 def choice_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-    """Yield the tasks of a finished run. Arguments and errors: see `Benchmark.views`.
+    """Yield the tasks of a finished run. Arguments and errors: see `FinishedResults.views`.
 
     Documents with one gold answer have no decisions: their score is the gold answer's log-likelihood.
     """

@@ -13,11 +13,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evalkit.benchmarks import generated
-from evalkit.benchmarks.base import lazy
+from evalkit.benchmarks.base import ListedSuite, lazy
 from evalkit.benchmarks.generated import DocumentPlan, TaskDocuments, answer_columns
 from evalkit.benchmarks.outcomes import Measure, Metric
 from evalkit.benchmarks.request import DocumentRequest
@@ -35,7 +36,6 @@ from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import ModelSpec, config_of, context_settings
 from evalkit.requests.requests import Generate
 from evalkit.requests.rows import GeneratedRow
-from evalkit.runs.folder import Run
 from evalkit.runs.score_table import PERCENT
 from evalkit.suites.suites import Label
 
@@ -69,14 +69,50 @@ class LongBenchRequest(DocumentRequest):
     default_texts: ClassVar[Mapping[str, str]] = {"context": "8192, as in the paper, where it was trained on fewer"}
 
 
-class LongBench(generated.GeneratedBenchmark):
-    kind = LONGBENCH
-    request = LongBenchRequest
-    files = (results.GENERATIONS,)
+class FinishedLongBench(generated.FinishedAnswers):
     checked = ("answers",)
     # Truncation at another length makes another prompt
     prompt_settings: ClassVar = {"prompt tokens": "max_prompt_tokens"}
     figures = lazy("evalkit.longcontext.longbench.results:run_figures")
+
+    def metrics(self, rule: str | None = None) -> list[Metric]:
+        self.refuse_rule(rule)
+        metrics = []
+        for task in self.run.stored["tasks"]:
+            of_all = task["all"]
+            scored = (task["task"], task["metric"], of_all["n"], of_all["value"], of_all["stderr"])
+            about = {"truncated": task["truncated"], "official": task["official"]}
+            metrics.append(Metric(*scored, bounds=(0.0, 100.0), unit=PERCENT, **about))
+        return metrics
+
+    def measures(self) -> Mapping[str, Measure]:
+        words = "LongBench's own score of each task (F1, ROUGE-L, accuracy, edit similarity) in %, averaged over tasks"
+        return {LONGBENCH: Measure(words, True)}
+
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        return _groups(self.run.suite)
+
+    def answers(self) -> pd.DataFrame:
+        table = self.run.table(results.GENERATIONS, ("answers", "source"))
+        return table.assign(references=table["answers"].map(json.loads)).rename(columns={"prediction": "answer"})
+
+    def report(self, rule: str | None = None, detail: bool = False) -> Report:
+        self.refuse_rule(rule)
+        return results.report_of(self.run)
+
+    def label(self, task: str) -> Label:
+        return Label(*[find_task(task).label] * 2)
+
+    def dataset(self, task: str) -> HubSplit:
+        e = "_e" * (self.run.suite == "longbench-e")
+        return HubSplit(path="THUDM/LongBench", config=f"{task}{e}", split="test")
+
+
+class LongBench(generated.GeneratedBenchmark):
+    kind = LONGBENCH
+    request = LongBenchRequest
+    files = (results.GENERATIONS,)
+    read = FinishedLongBench
 
     def plan(self, request: LongBenchRequest, say: Say) -> DocumentPlan:
         """Make the plan; its manifest's optional "left_out" has a line for each reason why tasks are left out."""
@@ -139,47 +175,12 @@ class LongBench(generated.GeneratedBenchmark):
             averages.append(about | {"value": of_all["value"] or 0.0, "stderr": of_all["stderr"]})
         return scores | {"averages": averages}
 
-    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        self.refuse_rule(run, rule)
-        metrics = []
-        for task in run.stored["tasks"]:
-            of_all = task["all"]
-            scored = (task["task"], task["metric"], of_all["n"], of_all["value"], of_all["stderr"])
-            about = {"truncated": task["truncated"], "official": task["official"]}
-            metrics.append(Metric(*scored, bounds=(0.0, 100.0), unit=PERCENT, **about))
-        return metrics
+    def suites(self) -> dict[str, ListedSuite]:
+        return {suite: ListedSuite(what, partial(_averages, suite)) for suite, what in SUITES.items()}
 
-    def measure(self) -> Measure:
-        words = "LongBench's own score of each task (F1, ROUGE-L, accuracy, edit similarity) in %, averaged over tasks"
-        return Measure(words, True)
 
-    def metric_of(self, task: str) -> str:
-        return find_task(task).metric
-
-    def groups(self, run: Run) -> dict[str, tuple[str, ...]]:
-        return _groups(run.suite)
-
-    def answers(self, run: Run) -> pd.DataFrame:
-        table = run.table(results.GENERATIONS, ("answers", "source"))
-        return table.assign(references=table["answers"].map(json.loads)).rename(columns={"prediction": "answer"})
-
-    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        self.refuse_rule(run, rule)
-        return results.report_of(run)
-
-    def label(self, run: Run, task: str) -> Label:
-        return Label(*[find_task(task).label] * 2)
-
-    def dataset(self, run: Run, task: str) -> HubSplit:
-        e = "_e" * (run.suite == "longbench-e")
-        return HubSplit(path="THUDM/LongBench", config=f"{task}{e}", split="test")
-
-    def suites(self) -> Mapping[str, str]:
-        return {str(suite): what for suite, what in SUITES.items()}
-
-    def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        every = {suite: tuple(task.name for task in suite_tasks(suite)) for suite in SUITES}
-        return {suite: {**_groups(suite), "Average": tasks} for suite, tasks in every.items()}
+def _averages(suite: SuiteName) -> dict[str, tuple[str, ...]]:
+    return {**_groups(suite), "Average": tuple(task.name for task in suite_tasks(suite))}
 
 
 def _groups(suite: str) -> dict[str, tuple[str, ...]]:

@@ -7,23 +7,23 @@ be in several batches, which are in the order of documents and do not depend on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evalkit.benchmarks.base import Benchmark, lazy
+from evalkit.benchmarks.base import Benchmark, ListedSuite, lazy
 from evalkit.benchmarks.generated import DocumentPlan
 from evalkit.benchmarks.outcomes import GradedAnswers, Measure, Metric
 from evalkit.benchmarks.request import DocumentRequest, numerics, plain_manifest
+from evalkit.benchmarks.results import FinishedResults, of_run
 from evalkit.data.sampling import spread
 from evalkit.display import Say
 from evalkit.inputs.settings import setting
 from evalkit.longcontext.perplexity import BITS, BITS_UNIT, windows
 from evalkit.longcontext.perplexity.windows import TextDocument, TextRequests
 from evalkit.requests.requests import RunRequests
-from evalkit.runs.folder import Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,17 +88,38 @@ class PerplexityPlan(DocumentPlan):
         return TextRequests(task, documents, tokens, self.request.stride)
 
 
+class FinishedPerplexity(FinishedResults):
+    headline = of_run("evalkit.longcontext.perplexity.results:headline")
+    report = of_run("evalkit.longcontext.perplexity.results:perplexity_report")
+    figures = lazy("evalkit.longcontext.perplexity.results:run_figures")
+
+    def metrics(self, rule: str | None = None) -> list[Metric]:
+        self.refuse_rule(rule)
+        metrics = []
+        for task in self.run.stored["tasks"]:
+            for name, (unit, value, error) in _METRICS.items():
+                numbers = task["n"], task[value], task[error] if error else None
+                metrics.append(Metric(task["task"], name, *numbers, False, None, unit=unit))
+        return metrics
+
+    def comparable(self) -> GradedAnswers:
+        groups = {"Average": tuple(self.run.manifest["documents"])}
+        return GradedAnswers(self.run, self._scored, ("bytes",), groups, {PERPLEXITY: _MEASURE})
+
+    def _scored(self) -> pd.DataFrame:
+        table = self.run.table("documents.parquet")
+        return table.assign(id=table["document"], source=table["document"], score=table["bits_per_byte"])
+
+
 class Perplexity(Benchmark):
     kind = PERPLEXITY
     request = PerplexityRequest
+    read = FinishedPerplexity
 
     finish = lazy("evalkit.longcontext.perplexity.results:finish")
-    headline = lazy("evalkit.longcontext.perplexity.results:headline")
-    report = lazy("evalkit.longcontext.perplexity.results:perplexity_report")
-    figures = lazy("evalkit.longcontext.perplexity.results:run_figures")
 
-    def suites(self) -> Mapping[str, str]:
-        return {PERPLEXITY: "bits per byte of texts, by document and position"}
+    def suites(self) -> dict[str, ListedSuite]:
+        return {PERPLEXITY: ListedSuite("bits per byte of texts, by document and position")}
 
     def plan(self, request: PerplexityRequest, say: Say) -> PerplexityPlan:
         texts = windows.read_texts(request.text, request.key)
@@ -117,21 +138,3 @@ class Perplexity(Benchmark):
         about = {"template": {"name": "text"}, "documents": {name: task.about() for name, task in tasks.items()}}
         manifest = plain_manifest(PERPLEXITY, request, checkpoint, specification, **about)
         return PerplexityPlan(request, checkpoint, {name: task.documents for name, task in tasks.items()}, manifest)
-
-    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        self.refuse_rule(run, rule)
-        metrics = []
-        for task in run.stored["tasks"]:
-            for name, (unit, value, error) in _METRICS.items():
-                numbers = task["n"], task[value], task[error] if error else None
-                metrics.append(Metric(task["task"], name, *numbers, False, None, unit=unit))
-        return metrics
-
-    def comparable(self, run: Run) -> GradedAnswers:
-        groups = {"Average": tuple(run.manifest["documents"])}
-        return GradedAnswers(run, lambda: _scored(run), ("bytes",), groups, {PERPLEXITY: _MEASURE})
-
-
-def _scored(run: Run) -> pd.DataFrame:
-    table = run.table("documents.parquet")
-    return table.assign(id=table["document"], source=table["document"], score=table["bits_per_byte"])

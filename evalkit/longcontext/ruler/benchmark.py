@@ -21,15 +21,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from evalkit.benchmarks import generated
-from evalkit.benchmarks.base import lazy
+from evalkit.benchmarks.base import ListedSuite, lazy
 from evalkit.benchmarks.generated import (
     DocumentPlan,
+    FinishedAnswers,
     GeneratedBenchmark,
     TaskDocuments,
     answer_columns,
 )
 from evalkit.benchmarks.outcomes import Measure, Metric
 from evalkit.benchmarks.request import Request
+from evalkit.benchmarks.results import of_run
 from evalkit.cache import source_digest, stored
 from evalkit.display import Say
 from evalkit.errors import DataError, ScoringError, UnknownNameError, UsageError
@@ -44,7 +46,6 @@ from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import tokenizer_alone
 from evalkit.requests.requests import Generate
 from evalkit.requests.rows import GeneratedRow
-from evalkit.runs.folder import Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,15 +96,46 @@ class RulerDocument(NamedTuple):
     source: str
 
 
+class FinishedRuler(FinishedAnswers):
+    checked = ("prompt_sha256",)
+    continuous = BITS
+    report = of_run("evalkit.longcontext.ruler.results:run_report")
+    figures = lazy("evalkit.longcontext.ruler.results:run_figures")
+
+    def metrics(self, rule: str | None = None) -> list[Metric]:
+        measures, metrics = self.measures(), []
+        if rule not in (None, *measures):
+            raise UnknownNameError(f"rule of run {self.run.folder}", str(rule), measures)
+        for name, measure in measures.items():
+            if rule in (None, self.run.kind, name):
+                score = VALUE if name == self.run.kind else name
+                for task in self.run.stored["tasks"]:
+                    chance = task["chance"] if name == CHOICE else None
+                    values = task["n"], task[score], task[ERRORS[score]], measure.higher_is_better, measure.bounds
+                    metrics.append(Metric(task["task"], measure.name, *values, chance=chance, unit=measure.unit))
+        return metrics
+
+    def measures(self) -> Mapping[str, Measure]:
+        own = Measure("score, the share of the right answers that are in the generated text, in %", True)
+        return {self.run.kind: own} | _LIKELIHOODS
+
+    def groups(self) -> Mapping[str, Sequence[str]]:
+        return results.by_length(self.run.manifest["documents"])
+
+    def sample_of(self, task: str) -> str:
+        return results.sample_of(task)
+
+    def answers(self) -> pd.DataFrame:
+        table = self.run.table(results.ANSWERS, ("task", "id", "source", "references", "answer", "score"))
+        return table.assign(references=table["references"].map(json.loads).map(tuple))
+
+
 class Ruler(GeneratedBenchmark):
     kind = results.RULER
     request: type[Request] = RulerRequest
     results_form = results.RulerResults
     files = (results.ANSWERS,)
-    checked = ("prompt_sha256",)
-    continuous = BITS
-    report = lazy("evalkit.longcontext.ruler.results:run_report")
-    figures = lazy("evalkit.longcontext.ruler.results:run_figures")
+    read = FinishedRuler
 
     def plan(self, request: Any, say: Say) -> DocumentPlan:
         checkpoint = request.model.locate(say)
@@ -198,37 +230,8 @@ class Ruler(GeneratedBenchmark):
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
         return results.results_of(table, results.size_of(self.kind))
 
-    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        measures, metrics = self.measures(run), []
-        if rule not in (None, *measures):
-            raise UnknownNameError(f"rule of run {run.folder}", str(rule), measures)
-        for name, measure in measures.items():
-            if rule in (None, self.kind, name):
-                score = VALUE if name == self.kind else name
-                for task in run.stored["tasks"]:
-                    chance = task["chance"] if name == CHOICE else None
-                    values = task["n"], task[score], task[ERRORS[score]], measure.higher_is_better, measure.bounds
-                    metrics.append(Metric(task["task"], measure.name, *values, chance=chance, unit=measure.unit))
-        return metrics
-
-    def measure(self) -> Measure:
-        return Measure("score, the share of the right answers that are in the generated text, in %", True)
-
-    def measures(self, run: Run) -> dict[str, Measure]:
-        return {self.kind: self.measure()} | _LIKELIHOODS
-
-    def groups(self, run: Run) -> Mapping[str, Sequence[str]]:
-        return results.by_length(run.manifest["documents"])
-
-    def sample_of(self, task: str) -> str:
-        return results.sample_of(task)
-
-    def answers(self, run: Run) -> pd.DataFrame:
-        table = run.table(results.ANSWERS, ("task", "id", "source", "references", "answer", "score"))
-        return table.assign(references=table["references"].map(json.loads).map(tuple))
-
-    def suites(self) -> Mapping[str, str]:
-        return {self.kind: "RULER: retrieval, tracking, counting and questions in long texts, by length"}
+    def suites(self) -> dict[str, ListedSuite]:
+        return {self.kind: ListedSuite("RULER: retrieval, tracking, counting and questions in long texts, by length")}
 
 
 def cached_documents(key: Sequence[Any], make: Callable[[], list[RulerDocument] | str]) -> list[RulerDocument]:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
+from evalkit.benchmarks.base import ListedSuite
 from evalkit.benchmarks.generated import TaskDocuments
 from evalkit.benchmarks.request import Request
 from evalkit.display import Say
 from evalkit.errors import UsageError
 from evalkit.inputs.settings import setting
 from evalkit.longcontext.ruler import results
-from evalkit.longcontext.ruler.benchmark import Ruler, RulerDocument, cached_documents
+from evalkit.longcontext.ruler.benchmark import FinishedRuler, Ruler, RulerDocument, cached_documents
 from evalkit.longcontext.ruler.haystack import Haystack, NeedleCase
 from evalkit.models.loading.fingerprint import fingerprint
 from evalkit.models.loading.locate import Checkpoint
@@ -47,11 +48,15 @@ class NeedleRequest(Request):
     chat: bool = setting(False, "Put prompts into the tokenizer's chat template, for models tuned to chat.")
 
 
+class FinishedNeedle(FinishedRuler):
+    checked = ("references",)
+    prompt_settings: ClassVar = {"text": "text"}
+
+
 class Needle(Ruler):
     kind = NEEDLE
     request = NeedleRequest
-    checked = ("references",)
-    prompt_settings: ClassVar = {"text": "text"}
+    read = FinishedNeedle
 
     def documents(
         self, request: NeedleRequest, checkpoint: Checkpoint, lengths: Sequence[int], context: int, say: Say
@@ -80,8 +85,8 @@ class Needle(Ruler):
         numbers = re.findall(r"\d+", re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", answer))
         return float(references[0] in numbers)
 
-    def suites(self) -> Mapping[str, str]:
-        return {NEEDLE: "retrieval of a number from a long text, by length and depth"}
+    def suites(self) -> dict[str, ListedSuite]:
+        return {NEEDLE: ListedSuite("retrieval of a number from a long text, by length and depth")}
 
 
 def _documents(

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import evalkit
 from evalkit import Comparison
 from evalkit.benchmarks.document_views import AnswerView, ChoiceView
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.benchmarks.run import planned
 from evalkit.data import SUBJECTS, Library
 from evalkit.data.requests import are_cached, request_tasks, wheel_files
@@ -583,7 +583,7 @@ def test_a_control_shares_no_table_with_other_runs(checkpoint: Path, own: Path, 
 
 
 def views(run: Run) -> dict[str, ChoiceView | AnswerView]:
-    return {view.task: view for view in benchmark_of(run).views(run, (), silent)}
+    return {view.task: view for view in results_of(run).views((), silent)}
 
 
 def shown(own: Path, run: Run) -> Iterator[tuple[str, int, str, tuple[str, ...]]]:

@@ -17,7 +17,7 @@ import yaml
 from transformers import AutoTokenizer
 
 from evalkit.benchmarks.document_views import ChoiceView
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.benchmarks.run import planned
 from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
@@ -273,7 +273,7 @@ TASKS = ("winogrande", "arc_easy")
 
 
 def views(run: Run, *tasks: str) -> dict[str, ChoiceView]:
-    shown = benchmark_of(run).views(run, tasks, silent)
+    shown = results_of(run).views(tasks, silent)
     return {view.task: view for view in shown if isinstance(view, ChoiceView)}
 
 

@@ -23,7 +23,7 @@ from evalkit.benchmarks.multiple_choice.varied_results import (
     prompt_tables,
     varied_results,
 )
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.errors import DataError, RunError, TemplateError, UsageError
 from evalkit.runs.accuracies import document_outcomes
 from evalkit.runs.folder import SCORES, Run
@@ -235,12 +235,12 @@ def test_accuracies_spread_and_mean(varied: Run) -> None:
         assert stored["value"] == pytest.approx(right.mean())
         assert stored["stderr"] == pytest.approx(right.mean(axis=0).std(ddof=1) / n**0.5)
         assert stored["spread"] == pytest.approx(right.mean(axis=1).std(ddof=1))
-        metrics = [metric for metric in benchmark_of(varied).metrics(varied) if metric.task == task]
+        metrics = [metric for metric in results_of(varied).metrics() if metric.task == task]
         assert metrics[0].value == stored["value"] and len(metrics) == len(prompts) + 1
 
 
 def test_continuous_outcomes_are_means_over_prompts(varied: Run) -> None:
-    name, comparable, outcomes = "bits_per_byte", benchmark_of(varied).comparable(varied), {}
+    name, comparable, outcomes = "bits_per_byte", results_of(varied).comparable(), {}
     for prompt, rows in prompt_tables(varied).by_prompt.items():
         first = rows[rows["choice"] == 0].set_index(KEY)
         outcomes[prompt] = pd.Series(document_outcomes(rows, OUTCOMES[name], find_rule("ppl")), first.index)
@@ -248,7 +248,7 @@ def test_continuous_outcomes_are_means_over_prompts(varied: Run) -> None:
     assert comparable.by_rule(name) == pytest.approx(values.mean(axis=1).to_numpy())
     under = values["order-DABC"].fillna(values["inst"]).to_numpy()
     assert comparable.by_rule(f"{name}@order-DABC") == pytest.approx(under)
-    by_task = {metric.task: metric.value for metric in benchmark_of(varied).metrics(varied, name)}
+    by_task = {metric.task: metric.value for metric in results_of(varied).metrics(name)}
     assert by_task == pytest.approx(values.mean(axis=1).groupby(level="task").mean().to_dict())
     assert comparable.measure(name).higher_is_better is False
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from evalkit.benchmarks.generated import DocumentPlan
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.session import run_plan
 from evalkit.display import Progress
@@ -94,7 +94,7 @@ def test_every_row_is_what_transformers_generates(model: Path, rows: Path, evalk
         scores = table.loc[table["task"] == task["task"], "score"]
         assert task["all"]["value"] == pytest.approx(100 * scores.mean(), abs=0.005)
         assert (task["all"]["n"], task["official"]) == (3, False)
-    for view in benchmark_of(run).views(run, (), silent):
+    for view in results_of(run).views((), silent):
         assert view.metric == TASKS[view.task].metric
         for document, row in zip(view.documents, table[table["task"] == view.task].itertuples(), strict=True):
             assert (document.id, document.answer, document.score) == (row.id, row.prediction, row.score)

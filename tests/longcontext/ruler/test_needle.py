@@ -113,7 +113,7 @@ def test_answers_are_what_transformers_generates(needle: Command, model: Path) -
     run = load_run(needle().out.splitlines()[-1])
     assert [(task["task"], task["length"], task["n"]) for task in run.stored["tasks"]] == [
         ("needle@400", 400, 2), ("needle@700", 700, 2)]  # fmt: skip
-    table, loaded = Needle().answers(run), load_folder(model)
+    table, loaded = Needle.read(run).answers(), load_folder(model)
     options = {"lengths": (700, 400), "depths": (0, 90), "repeats": 1}
     plan = Needle().plan(request_of(NeedleRequest, model, options), silent)
     documents = [(task, document) for task, documents in plan.tasks.items() for document in documents]
@@ -146,7 +146,7 @@ def test_needles_that_are_found(needle: Command, model: Path, monkeypatch: pytes
     for task in run.stored["tasks"]:
         assert (task["choice"], task["chance"]) == (1.0, 1 / 8)
         assert task["bits_per_byte"] == pytest.approx(1 / math.log(2) / 8)
-    table = Needle().answers(run)
+    table = Needle.read(run).answers()
     right = table["score"] == 1
     assert list(right) == list(table["length"] == 400)
     # Generation ends with the secret's last digit and one more token
@@ -178,7 +178,7 @@ def test_a_chat_template_surrounds_the_prompt(needle: Command, tmp_path: Path) -
     loaded, [document] = load_folder(chat), plan.tasks["needle@400"]
     assert document.text.endswith("Answer with the number alone.")
     ids = loaded.tokenizer(f"<u>{document.text}</u><a>", add_special_tokens=False).input_ids
-    row = next(Needle().answers(run).query("length == 400 and depth == 0").itertuples())
+    row = next(Needle.read(run).answers().query("length == 400 and depth == 0").itertuples())
     assert row.tokens == len(ids)
     # The answer has no space before it, neither in its tokens nor in its bytes
     assert json.loads(row.choices)[0] == document.references[0]
@@ -215,5 +215,5 @@ def test_a_tokenizer_that_ends_texts(needle: Command, tmp_path: Path) -> None:
     for name in ("plain", "ends"):
         folder = tiny_checkpoint(tmp_path / name, window=1024, adds_bos=True, adds_eos=name == "ends")
         run = load_run(needle("--model", folder).out.splitlines()[-1])
-        answers.append(Needle().answers(run).drop(columns="seconds"))
+        answers.append(Needle.read(run).answers().drop(columns="seconds"))
     assert answers[0].equals(answers[1])

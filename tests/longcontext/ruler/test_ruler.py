@@ -15,14 +15,15 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.run import evaluate
 from evalkit.comparison.comparison import compare
 from evalkit.display import Progress
 from evalkit.longcontext.ruler.benchmark import Ruler, RulerRequest, match_score
 from evalkit.longcontext.ruler.data import TASKS
-from evalkit.longcontext.ruler.results import effective_length, results_of, weighted
+from evalkit.longcontext.ruler.results import effective_length, weighted
+from evalkit.longcontext.ruler.results import results_of as results_of_table
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
 from tests.cli.test_root import Command, _no_settings, complains, evalkit
@@ -182,7 +183,7 @@ def test_runs_are_printed_drawn_and_compared(folder: Path, evalkit: Command, tmp
         tables = [answers(run).groupby("task")[rule or "score"].mean() for run in (first, second)]
         for line in compared.tasks:
             assert line.difference == pytest.approx(tables[1][line.name] - tables[0][line.name], abs=1e-9)
-        metrics = benchmark_of(first).metrics(first, rule)
+        metrics = results_of(first).metrics(rule)
         assert metrics[0].name == name and len(metrics) == len(FEW) * (3 if rule is None else 1)
 
 
@@ -233,23 +234,23 @@ def test_means_of_lengths() -> None:
          "bits_per_byte": 1.0, "chance": 0.125, "source": str(number)}
         for length, share in ((4096, 0.99), (8192, 0.86), (16384, 0.2)) for task in ("a", "b") for number in range(50)
     ]  # fmt: skip
-    stored = results_of(pd.DataFrame(rows), 2)
+    stored = results_of_table(pd.DataFrame(rows), 2)
     assert (stored["effective"]["low"], stored["effective"]["high"]) == (4096, 8192)
     assert [average["name"] for average in stored["averages"]] == ["4k", "8k", "16k", "Average"]
     for n, known in ((12, True), (11, False)):  # of each of two tasks; 0.025^(1/24) = 0.857
         alike = pd.DataFrame([row | {"score": 1.0} for row in rows if row["length"] == 4096])
         few = alike[alike["source"].astype(int) < n]
-        assert results_of(few, 2)["effective"] == {"length": 4096} | dict.fromkeys(
+        assert results_of_table(few, 2)["effective"] == {"length": 4096} | dict.fromkeys(
             ("low", "high"), 4096 if known else None
         )
     names = ["4k (2 of 3)", "8k (2 of 3)", "16k (2 of 3)", "Average (6 of 9)"]
-    assert [average["name"] for average in results_of(pd.DataFrame(rows), 3)["averages"]] == names
+    assert [average["name"] for average in results_of_table(pd.DataFrame(rows), 3)["averages"]] == names
     # The same questions at two lengths are one sample: their errors add; those of other tasks are independent
     for task, errors in (("qa_1", "sum"), ("vt", "root of squares")):
         twice = pd.DataFrame(
             [row | {"task": f"{task}@{row['length'] // 1024}k"} for row in rows if row["length"] < 9999]
         )
-        stored = results_of(twice, 1)
+        stored = results_of_table(twice, 1)
         one, two = (part["stderr"] for part in stored["tasks"])
         expected = one + two if errors == "sum" else math.hypot(one, two)
         assert stored["averages"][-1]["stderr"] == pytest.approx(expected / 2)
