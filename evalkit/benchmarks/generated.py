@@ -27,6 +27,7 @@ from evalkit.models.loading.spec import ModelSpec, config_of
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
+from evalkit.runs.scales import FRACTION, Scale
 from evalkit.runs.traits import BatchDevice, place_of, run_notes
 from evalkit.runs.writing import RunWriter
 
@@ -204,7 +205,7 @@ class GeneratedBenchmark(Benchmark):
         """Return columns task, id, source (of dependent documents), references, answer, score and `checked`."""
 
     def measure(self) -> Measure:
-        return Measure(f"{self.metric} in %", True, self.metric)
+        return Measure(Scale(self.metric, FRACTION), f"{self.metric} in %", True)
 
     def measures(self, run: Run) -> Mapping[str, Measure]:
         """Return rule → measure of a run's documents; the benchmark's own, under its name, comes first."""

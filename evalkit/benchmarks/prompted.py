@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from evalkit.benchmarks import generated
 from evalkit.benchmarks.generated import DocumentPlan, GeneratedAnswer, GenerationRequest, TaskDocuments
-from evalkit.benchmarks.outcomes import Metric, stored_value
+from evalkit.benchmarks.outcomes import Metric
 from evalkit.benchmarks.request import DocumentRequest
 from evalkit.data.sampling import repeated_prompts
 from evalkit.display import Say
@@ -120,19 +120,18 @@ class PromptedBenchmark(generated.GeneratedBenchmark):
         return about | {"answer": text, "score": score, "source": answer.id}
 
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
-        results, measure = list[dict[str, Any]](), self.measure()
+        results, scale = list[dict[str, Any]](), self.measure().scale
         for task, rows in table.groupby("task", sort=False):
             mean, error = float(rows["score"].mean()), error_of_mean(rows["score"].to_numpy(float))
-            results.append({"task": task, "n": len(rows)} | stored_value(measure, mean, error))
+            results.append({"task": task, "n": len(rows)} | scale.stored(mean, error))
         mean = sum(result["value"] for result in results) / len(results)
         error = error_of_average([result["stderr"] for result in results])
-        return {"tasks": results, "averages": [{"name": "Average"} | stored_value(measure, mean, error)]}
+        return {"tasks": results, "averages": [{"name": "Average"} | scale.stored(mean, error)]}
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         self.refuse_rule(run, rule)
-        return [
-            Metric(task["task"], self.metric, task["n"], task["value"], task["stderr"]) for task in run.stored["tasks"]
-        ]
+        scale = self.measure().scale
+        return [Metric(scale, task["task"], task["n"], task["value"], task["stderr"]) for task in run.stored["tasks"]]
 
     def answers(self, run: Run) -> pd.DataFrame:
         table = run.table(ANSWERS, ("task", "id", "source", "prompt", "reference", "answer", "score"))

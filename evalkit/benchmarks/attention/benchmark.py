@@ -45,14 +45,11 @@ class Attention(Benchmark):
         self.refuse_rule(run, rule)
         return [
             Metric(
+                MEASURES[name].scale,
                 task["task"],
-                name,
                 measured["n"],
                 measured["value"],
                 measured["stderr"],
-                higher_is_better=None,
-                bounds=MEASURES[name].bounds,
-                unit=MEASURES[name].stored_unit,
                 truncated=task["truncated"],
                 official=run.manifest["documents"][task["task"]]["official"],
             )

@@ -49,8 +49,8 @@ from evalkit.inputs.values import check_text
 from evalkit.models.context.extension import configured_layers
 from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.loading.spec import config_of, window_of
+from evalkit.runs.continuous import outcome_of
 from evalkit.runs.finding import run_folder
-from evalkit.runs.score_table import outcome_of
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.measures import AttentionFacts

@@ -34,7 +34,7 @@ from evalkit.models.context.extension import configured_window
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import ModelSpec, config_of, context_settings
 from evalkit.runs.folder import LONGBENCH, Run
-from evalkit.runs.score_table import PERCENT
+from evalkit.runs.scales import FRACTION, Scale, stored_scale
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -131,9 +131,9 @@ class LongBench(generated.GeneratedBenchmark):
         scores = results.score_generations(table, plan.request.suite, documents=plan.manifest["documents"])
         averages = []
         for mean in (scores["plain_mean"], scores["mean_of_groups"]):
-            about = {name: mean[name] for name in ("name", "metric", "unit", "higher_is_better")}
             of_all = mean["all"]
-            averages.append(about | {"value": of_all["value"] or 0.0, "stderr": of_all["stderr"]})
+            about = stored_scale(mean).stored(of_all["value"] or 0.0, of_all["stderr"])
+            averages.append({"name": mean["name"]} | about)
         return scores | {"averages": averages}
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
@@ -141,14 +141,14 @@ class LongBench(generated.GeneratedBenchmark):
         metrics = []
         for task in run.stored["tasks"]:
             of_all = task["all"]
-            scored = (task["task"], task["metric"], of_all["n"], of_all["value"], of_all["stderr"])
+            scored = (stored_scale(task), task["task"], of_all["n"], of_all["value"], of_all["stderr"])
             about = {"truncated": task["truncated"], "official": task["official"]}
-            metrics.append(Metric(*scored, bounds=(0.0, 100.0), unit=PERCENT, **about))
+            metrics.append(Metric(*scored, **about))
         return metrics
 
     def measure(self) -> Measure:
         words = "LongBench's own score of each task (F1, ROUGE-L, accuracy, edit similarity) in %, averaged over tasks"
-        return Measure(words, True)
+        return Measure(Scale("score", FRACTION), words, True)
 
     def metric_of(self, task: str) -> str:
         return find_task(task).metric

@@ -19,8 +19,9 @@ from evalkit.benchmarks.outcomes import Label
 from evalkit.display import Say
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.inputs.validated import Stored
+from evalkit.runs.continuous import outcome_of
 from evalkit.runs.folder import SCORES, Run, StoredAverage, StoredTask, StoredValue
-from evalkit.runs.score_table import ScoreRow, outcome_of
+from evalkit.runs.score_table import ScoreRow
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.plan import TaskPlan

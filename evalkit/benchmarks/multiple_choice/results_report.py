@@ -31,7 +31,6 @@ from evalkit.runs.accuracies import (
     Average,
     Results,
     TaskResult,
-    available_outcomes,
     available_rules,
     average_of,
     better_forms,
@@ -39,9 +38,9 @@ from evalkit.runs.accuracies import (
     summarise_all,
     with_choices,
 )
+from evalkit.runs.continuous import available_outcomes, outcome_of
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import RULES, all_rules, distinct, find_rule, invalid_rules, why_unusable
-from evalkit.runs.score_table import MARGIN, outcome_of
 from evalkit.runs.traits import caveats, is_imported, run_notes, unofficial
 
 _LM_EVAL_RULE = "acc"
@@ -228,16 +227,16 @@ def outcomes_table(run: Run, rule: str) -> Table:
     tasks = [task for members in run.manifest["groups"].values() for task in members]
     for outcome in available_outcomes(run.scores):
         try:
-            metrics = outcome_metrics(comparable, f"{MARGIN}:{rule}" if outcome.name == MARGIN else outcome.name)
+            metrics = outcome_metrics(comparable, outcome.key(rule))
         except UsageError as error:
             notes.append(str(error))
-            rows.append([outcome.title, *["–"] * (len(tasks) + 1)])
+            rows.append([outcome.scale.name, *["–"] * (len(tasks) + 1)])
         else:
             values = [metric.value for metric in metrics if metric.value is not None]
             means = [*values, sum(values) / len(values)]
             rows.append(
                 [
-                    outcome.title + LOWER_IS_BETTER * (not outcome.higher_is_better),
+                    outcome.scale.name + LOWER_IS_BETTER * (outcome.scale.higher_is_better is False),
                     *(fixed(value, 3) for value in means),
                 ]
             )

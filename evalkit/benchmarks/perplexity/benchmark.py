@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.base import Batch, Batches, Benchmark, Budget, Planned, lazy
 from evalkit.benchmarks.generated import DocumentPlan
 from evalkit.benchmarks.outcomes import GradedAnswers, Measure, Metric
-from evalkit.benchmarks.perplexity import BITS, BITS_UNIT, windows
+from evalkit.benchmarks.perplexity import SCALE, windows
 from evalkit.benchmarks.perplexity.windows import LONG, PerplexityFacts, PositionRow, TextDocument, windows_of
 from evalkit.benchmarks.request import DocumentRequest, TaskTokens, numerics, plain_manifest, spread
 from evalkit.display import Say
@@ -26,6 +26,7 @@ from evalkit.models.loading.spec import window_of
 from evalkit.models.loading.tokenizer import added_tokens
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
+from evalkit.runs.scales import Scale
 from evalkit.runs.traits import BatchDevice, place_of
 
 if TYPE_CHECKING:
@@ -40,22 +41,19 @@ _BYTES_PER_TOKEN = 5
 """Assumed bytes of a token; English text has 4 to 5."""
 _CHECKED_CHARACTERS = 1000
 """Characters of the first document on which the model is run at the start."""
-_METRICS = {
-    BITS: (BITS_UNIT, "value", "stderr"),
-    "byte_perplexity": ("perplexity", "byte_perplexity", None),
-    "word_perplexity": ("perplexity", "word_perplexity", None),
-    "token_perplexity": ("perplexity", "token_perplexity", None),
-    "document_bits_per_byte": (BITS_UNIT, "document_bits_per_byte", "document_stderr"),
-}
-"""Metric → its unit, and the keys of its value and of its standard error in results.json, if it has one."""
+_METRICS = (
+    (SCALE, "value", "stderr"),
+    (Scale("byte_perplexity", "perplexity", higher_is_better=False), "byte_perplexity", None),
+    (Scale("word_perplexity", "perplexity", higher_is_better=False), "word_perplexity", None),
+    (Scale("token_perplexity", "perplexity", higher_is_better=False), "token_perplexity", None),
+    (SCALE.named("document_bits_per_byte"), "document_bits_per_byte", "document_stderr"),
+)
+"""Scales of the metrics, and the keys of the value and of its standard error in results.json, if it has one."""
 _MEASURE = Measure(
+    SCALE,
     "bits per byte of each document, lower is better; the scores are means over documents, each of which counts the "
     "same, whereas the run's own bits_per_byte is over all bytes",
-    True,
-    BITS,
-    None,
-    False,
-    unit=BITS_UNIT,
+    graded=True,
 )
 
 
@@ -156,9 +154,9 @@ class Perplexity(Benchmark):
         self.refuse_rule(run, rule)
         metrics = []
         for task in run.stored["tasks"]:
-            for name, (unit, value, error) in _METRICS.items():
-                numbers = task["n"], task[value], task[error] if error else None
-                metrics.append(Metric(task["task"], name, *numbers, False, None, unit=unit))
+            for scale, value, error in _METRICS:
+                stderr = task[error] if error else None
+                metrics.append(Metric(scale, task["task"], task["n"], task[value], stderr))
         return metrics
 
     def comparable(self, run: Run) -> GradedAnswers:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric, average_metric, run_content
-from evalkit.benchmarks.perplexity import BITS, BITS_UNIT
+from evalkit.benchmarks.perplexity import SCALE
 from evalkit.benchmarks.perplexity.windows import WIDTH
 from evalkit.errors import RunError
 from evalkit.escape import counted
@@ -116,11 +116,7 @@ def summary(documents: pd.DataFrame) -> dict[str, Any]:
         "tokens": int(tokens),
         "windows": int(documents["windows"].sum()),
         "nats": float(nats),
-        "metric": BITS,
-        "unit": BITS_UNIT,
-        "higher_is_better": False,
-        "value": whole.value,
-        "stderr": known_error(whole.stderr),
+        **SCALE.stored(whole.value, known_error(whole.stderr)),
         "byte_perplexity": math.exp(nats / size),
         # None beyond the range of floats, as for the one "word" of a text without spaces
         "word_perplexity": math.exp(nats / words) if nats / words < _MOST_NATS else None,

@@ -27,7 +27,7 @@ from evalkit.reporting.figures import FigurePanel, RunFigure, draw_panels, legen
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run, StoredAverage, StoredTask, StoredValue
-from evalkit.runs.score_table import FRACTION
+from evalkit.runs.scales import FRACTION, Scale
 from evalkit.stats.estimates import Floats, error_of_average, known_error, mean, resampled_means
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ VALUE = "value"
 """Name of the first score in results.json."""
 ERRORS = {VALUE: "stderr", CHOICE: "choice_stderr", BITS: "bits_stderr"}
 """Score → key of its standard error in results.json."""
-_ABOUT = {"metric": SCORE, "unit": FRACTION, "higher_is_better": True}
+SCALE = Scale(SCORE, FRACTION)
+"""Of the first score."""
 _SEED, _RESAMPLES = 40654, 2000
 _BANDS = 5
 """Bands of depth in the figure of tasks whose needles are at random depths."""
@@ -115,7 +116,7 @@ def results_of(table: pd.DataFrame, size: int) -> dict[str, Any]:
     tasks, resampled, sources = [], dict[int, list[Floats]](), dict[int, list[int]]()
     for name, rows in table.groupby("task", sort=False):
         length, task = int(rows["length"].iloc[0]), str(name)
-        scores: dict[str, Any] = {"n": len(rows), "chance": float(rows["chance"].mean())} | _ABOUT
+        scores: dict[str, Any] = {"n": len(rows), "chance": float(rows["chance"].mean())} | SCALE.entries
         codes = np.unique(rows["source"], return_inverse=True)[1]
         for score, error in ERRORS.items():
             estimate = mean(rows[SCORE if score == VALUE else score].to_numpy(float), codes)
@@ -131,7 +132,7 @@ def results_of(table: pd.DataFrame, size: int) -> dict[str, Any]:
     low, high = np.quantile(draws, (0.025, 0.975), method="nearest").tolist() if is_known else (None, None)
     lengths = lengths_of(tasks, size)
     every = [_mean("Average", tasks, size * len(lengths))] if len(lengths) > 1 else []
-    averages = [_ABOUT | {name: part[name] for name in ("name", VALUE, "stderr")} for part in lengths + every]
+    averages = [SCALE.entries | {name: part[name] for name in ("name", VALUE, "stderr")} for part in lengths + every]
     longest = effective_length({length["length"]: length[VALUE] for length in lengths})
     effective = {"length": longest, "low": low, "high": high}
     return {"tasks": tasks, "averages": averages, "effective": effective}
