@@ -20,12 +20,13 @@ from evalkit.benchmarks.generated import (
     context_of,
     generated_plan,
 )
-from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Label, Measure, Metric, stored_value
+from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Label, Measure, Metric
 from evalkit.benchmarks.request import Request
 from evalkit.display import Say
 from evalkit.generation.prompts import Prompt, Stops
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import Run, StoredTask
+from evalkit.runs.scales import FRACTION, Scale
 from evalkit.stats.estimates import error_of_mean
 
 COPYING = "copying"
@@ -35,11 +36,11 @@ LEAD, SURPLUS, LAYERS = "lead", "surplus", (0, 1, 2)
 """Stand in for what an analysis of a model's layers gives: a signed number of each, of which neither side is better;
 and a number of which less is better."""
 MEASURES = {
-    COPYING: Measure("share of letters that stand in the list, in %", True),
+    COPYING: Measure(Scale("score", FRACTION), "share of letters that stand in the list, in %", True),
     LEAD: Measure(
-        "code points that the answer is ahead of its list", True, LEAD, None, None, LAYERS, unit="code points"
+        Scale(LEAD, "code points", None), "code points that the answer is ahead of its list", True, layers=LAYERS
     ),
-    SURPLUS: Measure("characters more than the list's half", True, SURPLUS, None, False, unit="characters"),
+    SURPLUS: Measure(Scale(SURPLUS, "characters", False), "characters more than the list's half", True),
 }
 
 
@@ -99,17 +100,17 @@ class Copying(GeneratedBenchmark):
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
         about = numbers(table["score"])
         layers = [numbers(table[f"{LEAD} {layer}"]) for layer in LAYERS]
-        average = {"name": "Average"} | stored_value(MEASURES[COPYING], about["value"], about["stderr"])
+        average = {"name": "Average"} | MEASURES[COPYING].scale.stored(about["value"], about["stderr"])
         return {"tasks": [{"task": COPYING, **about, "layers": layers}], "averages": [average]}
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         self.refuse_rule(run, rule)
         [task] = run.stored["tasks"]
         layers = [
-            Metric(COPYING, LEAD, **found, higher_is_better=None, bounds=None, layer=layer, unit="code points")
+            Metric(MEASURES[LEAD].scale, COPYING, **found, layer=layer)
             for layer, found in zip(LAYERS, task["layers"], strict=True)
         ]
-        return [Metric(COPYING, "copied", task["n"], task["value"], task["stderr"]), *layers]
+        return [Metric(Scale("copied", FRACTION), COPYING, task["n"], task["value"], task["stderr"]), *layers]
 
     def answers(self, run: Run) -> pd.DataFrame:
         table = run.table(ANSWERS, ("task", "id", "reference", "score"))

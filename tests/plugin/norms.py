@@ -14,7 +14,7 @@ import torch
 
 from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned
 from evalkit.benchmarks.generated import DocumentPlan, TaskDocuments, context_of, generated_plan
-from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric, stored_value
+from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric
 from evalkit.benchmarks.request import Request
 from evalkit.display import Say
 from evalkit.inputs.validated import Stored
@@ -22,11 +22,12 @@ from evalkit.models.loading.load import LoadedModel
 from evalkit.runs.columns import schema_of
 from evalkit.runs.folder import Run, StoredTask
 from evalkit.runs.journal import FinishedRows
+from evalkit.runs.scales import FRACTION, Scale
 from evalkit.runs.traits import BatchDevice, place_of
 from evalkit.runs.writing import RunWriter
 
 NORMS = "norms"
-MEASURE = Measure("share of states that are longer than their mean, in %", True)
+MEASURE = Measure(Scale("score", FRACTION), "share of states that are longer than their mean, in %", True)
 STATES, DOCUMENTS = "states.parquet", "documents.parquet"
 
 
@@ -131,12 +132,12 @@ class Norms(Benchmark):
         )
         mean, error = float(np.mean(scores)), float(pd.Series(scores).sem())
         about = {"task": NORMS, "n": len(scores), "value": mean, "stderr": error}
-        average = {"name": "Average"} | stored_value(MEASURE, mean, error)
+        average = {"name": "Average"} | MEASURE.scale.stored(mean, error)
         writer.save_results({"tasks": [about], "averages": [average]})
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         [task] = run.stored["tasks"]
-        return [Metric(NORMS, "long states", task["n"], task["value"], task["stderr"])]
+        return [Metric(Scale("long states", FRACTION), NORMS, task["n"], task["value"], task["stderr"])]
 
     def comparable(self, run: Run) -> Comparable:
 

@@ -95,9 +95,9 @@ def _entries(
 
 
 def _samples(table: pd.DataFrame, questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
-    correct = {
-        lm_eval_metric(rule): decide(table, find_rule(rule))["correct"].to_list() for rule in available_rules(table)
-    }
+    correct = {}
+    for rule in available_rules(table):
+        correct[lm_eval_metric(rule)] = decide(table, find_rule(rule))["correct"].to_list()
     by_doc = dict(iter(table.groupby("doc_id", sort=False)))
     for row, question in enumerate(questions):
         # lm-eval's target: the gold index, or the continuation if the options are in the contexts

@@ -38,7 +38,7 @@ from evalkit.runs.accuracies import (
     summarise_all,
     with_choices,
 )
-from evalkit.runs.continuous import available_outcomes, outcome_of
+from evalkit.runs.continuous import available_outcomes, invalid_outcomes, outcome_of
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import RULES, all_rules, distinct, find_rule, invalid_rules, why_unusable
 from evalkit.runs.traits import caveats, is_imported, run_notes, unofficial
@@ -243,7 +243,7 @@ def outcomes_table(run: Run, rule: str) -> Table:
     names = [label_of(task, run.manifest).short for task in tasks]
     title = f"The same scores as continuous outcomes (means over documents; {LOWER_NOTE})"
     table = simple_table("outcomes", ["outcome", *names, "Avg."], rows, title=title)
-    return table._replace(notes=tuple(map(literal, notes)))
+    return table._replace(notes=tuple(map(literal, (*notes, *invalid_outcomes()))))
 
 
 def plus_minus(stderr: float | None, shown: Callable[[float], str] = percent) -> str:

@@ -24,10 +24,9 @@ from evalkit.benchmarks.prompt_variants.prompt_sets import in_orders, load_promp
 from evalkit.benchmarks.prompt_variants.results import PromptTables, expected_deviation, prompt_tables, varied_results
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import DataError, RunError, TemplateError, UsageError
-from evalkit.runs.accuracies import document_outcomes
+from evalkit.runs.continuous import OUTCOMES, document_outcomes
 from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.rules import decide, find_rule
-from evalkit.runs.score_table import OUTCOMES
 from evalkit.runs.traits import traits
 from tests.benchmarks.kinds import Lines
 from tests.comparison.made import scores_of
@@ -239,7 +238,7 @@ def test_continuous_outcomes_are_means_over_prompts(varied: Run) -> None:
     name, comparable, outcomes = "bits_per_byte", benchmark_of(varied).comparable(varied), {}
     for prompt, rows in prompt_tables(varied).by_prompt.items():
         first = rows[rows["choice"] == 0].set_index(KEY)
-        outcomes[prompt] = pd.Series(document_outcomes(rows, OUTCOMES[name], find_rule("ppl")), first.index)
+        outcomes[prompt] = pd.Series(document_outcomes(rows, OUTCOMES[name]), first.index)
     values = pd.DataFrame(outcomes).reindex(pd.MultiIndex.from_frame(comparable.documents[KEY]))
     assert comparable.by_rule(name) == pytest.approx(values.mean(axis=1).to_numpy())
     under = values["order-DABC"].fillna(values["inst"]).to_numpy()
