@@ -34,7 +34,7 @@ from evalkit.models.context.extension import configured_window
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import ModelSpec, config_of, context_settings
 from evalkit.runs.folder import LONGBENCH, Run
-from evalkit.runs.scales import FRACTION, Scale, stored_scale
+from evalkit.runs.scales import FRACTION, PERCENT, Scale, stored_scale
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -141,7 +141,7 @@ class LongBench(generated.GeneratedBenchmark):
         metrics = []
         for task in run.stored["tasks"]:
             of_all = task["all"]
-            scored = (stored_scale(task), task["task"], of_all["n"], of_all["value"], of_all["stderr"])
+            scored = (Scale(task["metric"], PERCENT), task["task"], of_all["n"], of_all["value"], of_all["stderr"])
             about = {"truncated": task["truncated"], "official": task["official"]}
             metrics.append(Metric(*scored, **about))
         return metrics

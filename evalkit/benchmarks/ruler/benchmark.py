@@ -33,7 +33,7 @@ from evalkit.benchmarks.outcomes import Measure, Metric
 from evalkit.benchmarks.request import Request
 from evalkit.benchmarks.ruler import results
 from evalkit.benchmarks.ruler.data import CHOICES, TASKS, WHEELS, RulerData, RulerTask
-from evalkit.benchmarks.ruler.results import BITS, CHOICE, ERRORS, SCALE, SCORE, VALUE
+from evalkit.benchmarks.ruler.results import BITS, CHOICE, SCORE, SCORES, VALUE
 from evalkit.benchmarks.ruler.samples import CannotBuild, Sample, numbered, samples
 from evalkit.cache import source_digest, stored
 from evalkit.display import Say
@@ -44,7 +44,6 @@ from evalkit.models.loading.fingerprint import fingerprint
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import tokenizer_alone
 from evalkit.runs.folder import Run
-from evalkit.runs.scales import FRACTION, Scale
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,12 +54,12 @@ _MODEL_TEMPLATES = {"plain": "base", "inst": "meta-chat"}
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _LIKELIHOODS = {
     CHOICE: Measure(
-        Scale("choice accuracy", FRACTION),
+        SCORES[CHOICE].scale,
         f"the gold answer among {CHOICES} has the fewest bits per byte, in %",
         graded=False,
     ),
     BITS: Measure(
-        Scale(BITS, "bits per byte", higher_is_better=False),
+        SCORES[BITS].scale,
         "bits per byte of the gold answer after the text, lower is better",
         graded=True,
     ),
@@ -208,12 +207,14 @@ class Ruler(GeneratedBenchmark):
                 score = VALUE if name == self.kind else name
                 for task in run.stored["tasks"]:
                     chance = task["chance"] if name == CHOICE else None
-                    values = task["n"], task[score], task[ERRORS[score]]
+                    values = task["n"], task[score], task[SCORES[score].error]
                     metrics.append(Metric(measure.scale, task["task"], *values, chance=chance))
         return metrics
 
     def measure(self) -> Measure:
-        return Measure(SCALE, "score, the share of the right answers that are in the generated text, in %", True)
+        return Measure(
+            SCORES[VALUE].scale, "score, the share of the right answers that are in the generated text, in %", True
+        )
 
     def measures(self, run: Run) -> dict[str, Measure]:
         return {self.kind: self.measure()} | _LIKELIHOODS

@@ -40,20 +40,47 @@ SCORE, CHOICE, BITS = "score", "choice", "bits_per_byte"
 """Names of the three scores in tables; as a rule, the first has the name of the benchmark."""
 VALUE = "value"
 """Name of the first score in results.json."""
-ERRORS = {VALUE: "stderr", CHOICE: "choice_stderr", BITS: "bits_stderr"}
-"""Score → key of its standard error in results.json."""
-SCALE = Scale(SCORE, FRACTION)
-"""Of the first score."""
 _SEED, _RESAMPLES = 40654, 2000
 _BANDS = 5
 """Bands of depth in the figure of tasks whose needles are at random depths."""
 _MOST_LABELLED = 144
 """Most cells of a grid with numbers in them; in smaller cells they are not readable."""
-_TITLES = {
-    VALUE: "score in %: the share of the right answers that are in the generated text",
-    CHOICE: f"choice in %: the gold answer has the fewest bits per byte of up to {CHOICES}; chance {100 / CHOICES:g} %",
-    BITS: "bits per byte of the gold answer, lower is better",
+
+
+class RulerScore(NamedTuple):
+    """One of the scores of each document."""
+
+    scale: Scale
+    error: str
+    """Key of its standard error in results.json."""
+    title: str
+    label: str
+    """Of axes."""
+    chance: float | None = None
+
+
+SCORES = {
+    VALUE: RulerScore(
+        Scale(SCORE, FRACTION),
+        "stderr",
+        "score in %: the share of the right answers that are in the generated text",
+        "score in %",
+    ),
+    CHOICE: RulerScore(
+        Scale("choice accuracy", FRACTION),
+        "choice_stderr",
+        f"choice in %: the gold answer has the fewest bits per byte of up to {CHOICES}; chance {100 / CHOICES:g} %",
+        "choice in %",
+        1 / CHOICES,
+    ),
+    BITS: RulerScore(
+        Scale(BITS, "bits per byte", higher_is_better=False),
+        "bits_stderr",
+        "bits per byte of the gold answer, lower is better",
+        "bits per byte",
+    ),
 }
+"""Key of a score in results.json → the score."""
 
 
 class _Scores(StoredValue):
@@ -114,13 +141,14 @@ def by_length(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
 def results_of(table: pd.DataFrame, size: int) -> dict[str, Any]:
     """Return the content of results.json; `size` is the number of tasks of the whole benchmark."""
     tasks, resampled, sources = [], dict[int, list[Floats]](), dict[int, list[int]]()
+    about = SCORES[VALUE].scale.entries
     for name, rows in table.groupby("task", sort=False):
         length, task = int(rows["length"].iloc[0]), str(name)
-        scores: dict[str, Any] = {"n": len(rows), "chance": float(rows["chance"].mean())} | SCALE.entries
+        scores: dict[str, Any] = {"n": len(rows), "chance": float(rows["chance"].mean())} | about
         codes = np.unique(rows["source"], return_inverse=True)[1]
-        for score, error in ERRORS.items():
-            estimate = mean(rows[SCORE if score == VALUE else score].to_numpy(float), codes)
-            scores |= {score: estimate.value, error: known_error(estimate.stderr)}
+        for key, score in SCORES.items():
+            estimate = mean(rows[SCORE if key == VALUE else key].to_numpy(float), codes)
+            scores |= {key: estimate.value, score.error: known_error(estimate.stderr)}
         tasks.append({"task": task, "length": length, **scores})
         seed = [_SEED, crc32(sample_of(task).encode())]  # the same questions are drawn together
         means = resampled_means(rows[SCORE].to_numpy(float), codes, _RESAMPLES, seed)
@@ -132,7 +160,7 @@ def results_of(table: pd.DataFrame, size: int) -> dict[str, Any]:
     low, high = np.quantile(draws, (0.025, 0.975), method="nearest").tolist() if is_known else (None, None)
     lengths = lengths_of(tasks, size)
     every = [_mean("Average", tasks, size * len(lengths))] if len(lengths) > 1 else []
-    averages = [SCALE.entries | {name: part[name] for name in ("name", VALUE, "stderr")} for part in lengths + every]
+    averages = [about | {name: part[name] for name in ("name", VALUE, "stderr")} for part in lengths + every]
     longest = effective_length({length["length"]: length[VALUE] for length in lengths})
     effective = {"length": longest, "low": low, "high": high}
     return {"tasks": tasks, "averages": averages, "effective": effective}
@@ -165,9 +193,10 @@ def _lengths(run: Run) -> list[dict[str, Any]]:
 def _mean(name: str, tasks: Sequence[Mapping[str, Any]], size: int) -> dict[str, Any]:
     part: dict[str, Any] = {"name": part_name(name, len(tasks), size), "length": tasks[0]["length"]}
     part["is_whole"] = len(tasks) == size
-    for score, error in ERRORS.items():
-        part[score] = sum(task[score] for task in tasks) / len(tasks)
-        part[error] = error_of_average([task[error] for task in tasks], [sample_of(task["task"]) for task in tasks])
+    samples = [sample_of(task["task"]) for task in tasks]
+    for key, score in SCORES.items():
+        part[key] = sum(task[key] for task in tasks) / len(tasks)
+        part[score.error] = error_of_average([task[score.error] for task in tasks], samples)
     return part
 
 
@@ -190,7 +219,7 @@ def run_report(run: Run, rule: str | None = None, detail: bool = False) -> Repor
     for name, score in rules.items():
         if rule in (None, run.kind, name):
             is_grid = score == VALUE and run.kind != RULER
-            parts.append(_by_depth(run) if is_grid else Report((_by_task(run, score),), verdict=(_TITLES[score],)))
+            parts.append(_by_depth(run) if is_grid else Report((_by_task(run, score),), verdict=(SCORES[score].title,)))
     if rule in (None, run.kind):
         parts.append(lengths_report([run], [run.model]))
     counts = sorted({task["n"] for task in run.stored["tasks"]})
@@ -204,12 +233,13 @@ def run_report(run: Run, rule: str | None = None, detail: bool = False) -> Repor
 
 
 def _shown(value: float | None, score: str) -> str:
-    scale, places = (1, 3) if score == BITS else (100, 1)
-    return "–" if value is None else fixed(scale * value, places)
+    if value is None:
+        return "–"
+    return fixed(100 * value, 1) if SCORES[score].scale.is_fraction else fixed(value, 3)
 
 
 def _with_error(part: Mapping[str, Any], score: str) -> str:
-    value, error = part.get(score), part.get(ERRORS[score])
+    value, error = part.get(score), part.get(SCORES[score].error)
     marked = _shown(value, score) + "*" * (not part.get("is_whole", True))
     return marked + ("" if error is None else f" ± {_shown(error, score)}")
 
@@ -223,7 +253,7 @@ def _by_task(run: Run, score: str) -> Table:
         [name, *(_shown(scores.get(f"{name}@{column}", {}).get(score), score) for column in columns)] for name in names
     ]
     rows += [["mean", *(_shown(length[score], score) for length in lengths)]] * (len(names) > 1)
-    rows.append(["± SE", *(_shown(length[ERRORS[score]], score) for length in lengths)])
+    rows.append(["± SE", *(_shown(length[SCORES[score].error], score) for length in lengths)])
     return simple_table(score, ["task", *columns], rows, ruled={len(names)})
 
 
@@ -260,7 +290,7 @@ def lengths_report(runs: Sequence[Run], names: Sequence[str], rule: str = RULER)
         rows.append(row)
         records.append(record)
         notes += [f"{name}: {part['name']}, a mean of fewer tasks" for part in of.values() if not part["is_whole"]]
-    title = f"Means over tasks: {_TITLES[score]}" + "; *: of fewer tasks" * bool(notes)
+    title = f"Means over tasks: {SCORES[score].title}" + "; *: of fewer tasks" * bool(notes)
     headers = ["model", *map(short, every), "wAvg (inc)", "wAvg (dec)"]
     if score == VALUE:
         headers += ["effective", "95 % interval"]
@@ -319,17 +349,16 @@ def draw_lengths(runs: Sequence[Run], names: Sequence[str], path: Path) -> None:
     import pandas as pd
 
     panels = []
-    labels = {VALUE: ("score in %", None), CHOICE: ("choice in %", 1 / CHOICES), BITS: ("bits per byte", None)}
-    for score, (label, reference) in labels.items():
+    for key, score in SCORES.items():
         points = [
-            {"run": name, "length": part["length"], "value": part[score], "spread": part[ERRORS[score]]}
+            {"run": name, "length": part["length"], "value": part[key], "spread": part[score.error]}
             for run, name in zip(runs, names, strict=True)
             for part in _lengths(run)
         ]
         panels.append(
             FigurePanel(
-                score, pd.DataFrame(points), "length", label, x_label="length in tokens", percent=score != BITS,
-                ticks="doubling", reference=reference,
+                key, pd.DataFrame(points), "length", score.label, x_label="length in tokens",
+                percent=score.scale.is_fraction, ticks="doubling", reference=score.chance,
             )
         )  # fmt: skip
     draw_panels(panels, legend_texts(names), 3, "", path)
