@@ -212,9 +212,8 @@ class Ruler(GeneratedBenchmark):
         return metrics
 
     def measure(self) -> Measure:
-        return Measure(
-            SCORES[VALUE].scale, "score, the share of the right answers that are in the generated text, in %", True
-        )
+        words = "score, the share of the right answers that are in the generated text, in %"
+        return Measure(SCORES[VALUE].scale, words, graded=True)
 
     def measures(self, run: Run) -> dict[str, Measure]:
         return {self.kind: self.measure()} | _LIKELIHOODS
