@@ -6,22 +6,14 @@ A package is imported only when one of its objects is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from evalkit.errors import EvalkitError, UnknownNameError, UsageError, first_line
 
 Result = TypeVar("Result")
-
-
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-Entry = TypeVar("Entry", bound=_Named)
+Entry = TypeVar("Entry")
 
 
 def added(group: str) -> dict[str, EntryPoint]:
@@ -42,34 +34,29 @@ def load_entry(
 ) -> Entry:
     """Return one of evalkit's `own` entries, or that of an entry point, which must be a `kind` with the same name.
 
-    Messages name the entries `what`, and as known names `more` too. Raises `UnknownNameError`, or `UsageError` if the
-    entry is invalid.
+    Messages name the entry's kind `what`, and further known names `more`. Raises `UnknownNameError`, or `UsageError` if
+    the entry is invalid.
     """
     if name in own:
         return own[name]
-    entry = load_added(group, name, what, (*more, *own))
-    loaded = f"a {what} named '{entry.name}'" if isinstance(entry, kind) else f"a {type(entry).__name__}"
-    if not isinstance(entry, kind) or entry.name != name:
-        must = f"it must be a {kind.__name__} with the entry point's name"
-        raise UsageError(f"entry point '{name}' of {group} is {loaded}; {must}")
-    return entry
+    loaded = load_added(group, name, what, (*more, *own))
+    loaded_name = getattr(loaded, "name", None)
+    if isinstance(loaded, kind) and loaded_name == name:
+        return loaded
+    found = f"a {what} named '{loaded_name}'" if isinstance(loaded, kind) else f"a {type(loaded).__name__}"
+    must = f"it must be a {kind.__name__} with the entry point's name"
+    raise UsageError(f"entry point '{name}' of {group} is {found}; {must}")
 
 
-def all_entries(group: str, own: Mapping[str, Entry], find: Callable[[str], Entry]) -> Iterator[Entry]:
-    """Yield evalkit's own entries, then those of other packages that can be loaded, sorted by name."""
-    yield from own.values()
-    for name in sorted(added(group).keys() - own.keys()):
-        with suppress(UsageError):
-            yield find(name)
-
-
-def invalid_entries(group: str, own: Mapping[str, Entry], find: Callable[[str], Entry]) -> Iterator[str]:
-    """Yield the reason for each entry of another package that cannot be loaded."""
+def all_entries(group: str, own: Mapping[str, Entry], find: Callable[[str], Entry]) -> tuple[list[Entry], list[str]]:
+    """Return evalkit's own entries and those of other packages by name, and why others cannot be loaded."""
+    entries, problems = list(own.values()), list[str]()
     for name in sorted(added(group).keys() - own.keys()):
         try:
-            find(name)
+            entries.append(find(name))
         except UsageError as error:
-            yield str(error)
+            problems.append(str(error))
+    return entries, problems
 
 
 def call_added(what: str, function: Callable[..., Result], *arguments: Any) -> Result:

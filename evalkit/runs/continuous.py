@@ -10,7 +10,7 @@ choices, s a rule's score.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Literal
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from evalkit.errors import RunError, UsageError
-from evalkit.plugins import added, all_entries, call_added, invalid_entries, load_entry
+from evalkit.plugins import added, all_entries, call_added, load_entry
 from evalkit.runs.rules import RULES, Floats, find_rule, row_scores, single_answers
 from evalkit.runs.scales import ACCURACY, FRACTION, Scale
 from evalkit.runs.score_table import why_unsized
@@ -220,14 +220,14 @@ def find_outcome(name: str) -> ContinuousOutcome:
     return load_entry(GROUP, name, "outcome", ContinuousOutcome, OUTCOMES, (ACCURACY,))
 
 
-def all_outcomes() -> Iterator[ContinuousOutcome]:
-    """Yield evalkit's own outcomes, then those of other packages that can be loaded, sorted by name."""
-    return all_entries(GROUP, OUTCOMES, find_outcome)
+def all_outcomes() -> list[ContinuousOutcome]:
+    """Return evalkit's own outcomes, then those of other packages that can be loaded, sorted by name."""
+    return all_entries(GROUP, OUTCOMES, find_outcome)[0]
 
 
-def invalid_outcomes() -> Iterator[str]:
-    """Yield the reason for each outcome of another package that cannot be loaded."""
-    return invalid_entries(GROUP, OUTCOMES, find_outcome)
+def invalid_outcomes() -> list[str]:
+    """Return the reason for each outcome of another package that cannot be loaded."""
+    return all_entries(GROUP, OUTCOMES, find_outcome)[1]
 
 
 def keys_beside(rule: str) -> list[str]:

@@ -7,7 +7,7 @@ Notation: L(s) is the log-likelihood and n(s) the token count of segment s; the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.errors import RunError, UsageError
-from evalkit.plugins import all_entries, call_added, invalid_entries, load_entry
+from evalkit.plugins import all_entries, call_added, load_entry
 from evalkit.runs.score_table import CLUSTER, SEGMENTS, why_unsized
 
 if TYPE_CHECKING:
@@ -188,9 +188,9 @@ def find_rule(name: str) -> Rule:
     return rule
 
 
-def all_rules() -> Iterator[Rule]:
-    """Yield evalkit's own rules, then those of other packages that can be loaded, sorted by name."""
-    return all_entries(GROUP, RULES, find_rule)
+def all_rules() -> list[Rule]:
+    """Return evalkit's own rules, then those of other packages that can be loaded, sorted by name."""
+    return all_entries(GROUP, RULES, find_rule)[0]
 
 
 def distinct(names: Sequence[str], chosen: str) -> list[str]:
@@ -203,9 +203,9 @@ def distinct(names: Sequence[str], chosen: str) -> list[str]:
     return [name for name in names if name in kept.values()]
 
 
-def invalid_rules() -> Iterator[str]:
-    """Yield the reason for each rule of another package that cannot be loaded."""
-    return invalid_entries(GROUP, RULES, find_rule)
+def invalid_rules() -> list[str]:
+    """Return the reason for each rule of another package that cannot be loaded."""
+    return all_entries(GROUP, RULES, find_rule)[1]
 
 
 def why_unusable(rule: Rule, table: pd.DataFrame) -> str | None:
