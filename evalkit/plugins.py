@@ -43,9 +43,9 @@ def load_entry(
     loaded_name = getattr(loaded, "name", None)
     if isinstance(loaded, kind) and loaded_name == name:
         return loaded
-    found = f"a {what} named '{loaded_name}'" if isinstance(loaded, kind) else f"a {type(loaded).__name__}"
+    described = f"a {what} named '{loaded_name}'" if isinstance(loaded, kind) else f"a {type(loaded).__name__}"
     must = f"it must be a {kind.__name__} with the entry point's name"
-    raise UsageError(f"entry point '{name}' of {group} is {found}; {must}")
+    raise UsageError(f"entry point '{name}' of {group} is {described}; {must}")
 
 
 def all_entries(group: str, own: Mapping[str, Entry], find: Callable[[str], Entry]) -> tuple[list[Entry], list[str]]:

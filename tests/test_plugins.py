@@ -115,8 +115,8 @@ def test_a_name_of_evalkit_is_evalkits_own(add: Add) -> None:
     """An outcome of another package replaces neither an outcome nor a rule."""
     for name in ("brier", "acc"):
         add("evalkit.outcomes", name, "tests.test_plugins:PROBABILITY")
-    found = outcome_of("brier")
-    assert found is not None and found[0] is OUTCOMES["brier"] and outcome_of("acc") is None
+    brier = outcome_of("brier")
+    assert brier is not None and brier[0] is OUTCOMES["brier"] and outcome_of("acc") is None
 
 
 @pytest.mark.parametrize("name", ["half", "unknown", "broken", "frame"])
