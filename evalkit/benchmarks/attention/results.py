@@ -154,7 +154,8 @@ def _values(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
         error = known_error(estimate.stderr)
         scale = MEASURES[str(measure)].scale
         stored = scale.stored(estimate.value, error)
-        values[stored.pop("metric")] = {"n": len(measured)} | stored
+        name = stored.pop("metric")
+        values[name] = {"n": len(measured)} | stored
     return {name: values[name] for name in MEASURES if name in values}
 
 
