@@ -164,6 +164,14 @@ class Measure(Scaled):
     """Documents below which a task alone has no verdict: the scores have rare outliers, which fewer do not show."""
 
 
+def flat_fields(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a dataclass's fields for `asdict(…, dict_factory=flat_fields)`: those of a scale are its measure's."""
+    record: dict[str, Any] = {}
+    for name, value in fields:
+        record |= value if name == "scale" else {name: value}
+    return record
+
+
 class Comparable(ABC):
     """Documents and scores of a finished run, for paired comparison. Tables are read on first use."""
 

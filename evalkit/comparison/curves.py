@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evalkit.benchmarks.outcomes import Comparable, Label, Measure
+from evalkit.benchmarks.outcomes import Comparable, Label, Measure, flat_fields
 from evalkit.comparison.line import line_label, line_name
 from evalkit.comparison.pairing import PairedTask, Pairing, pair, sample_names
 from evalkit.comparison.sentences import Unit, unit_of
@@ -187,7 +187,7 @@ def curve_report(curves: Sequence[Curve]) -> Report:
             about = {"curve": training.name, "rule": training.rule, "task": task, "n": training.documents.get(task)}
             about |= training.measure.scale.entries
             records += [about | asdict(point) for point in points]
-    content = {"curves": [asdict(training) for training in curves]}
+    content = {"curves": [asdict(training, dict_factory=flat_fields) for training in curves]}
     notes = (curves[0].measure.words, *dict.fromkeys(map(_documents, curves)))
     return Report(tuple(tables), tuple(verdict), notes=notes, content=content, records=records)
 
