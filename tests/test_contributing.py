@@ -15,13 +15,14 @@ import pytest
 from evalkit.benchmarks.registry import GROUP, benchmark
 from evalkit.cli import main
 from evalkit.comparison.naming import find_run
+from evalkit.runs.continuous import find_outcome
 from evalkit.runs.rules import find_rule
 from tests.documents import made_up
 from tests.packages import install
 from tests.tiny import tiny_checkpoint
 
 PAGE = (Path(__file__).parents[1] / "docs" / "contributing.md").read_text(encoding="utf-8")
-RECIPES = ("A suite", "A rule", "A benchmark", "An export", "A table")
+RECIPES = ("A suite", "A rule", "An outcome", "A benchmark", "An export", "A table")
 """In the order in which they build on each other."""
 
 
@@ -41,6 +42,11 @@ def write_files(title: str) -> None:
             file.write(content + "\n")
 
 
+def clear_caches() -> None:
+    for entries in (benchmark, find_rule, find_outcome):
+        entries.cache_clear()
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with two checkpoints, in which all recipes are run in turn."""
@@ -54,11 +60,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for seed, name in enumerate(("base", "tuned")):
             tiny_checkpoint(folder / name, seed=seed)
         write_files("A package of your own")
-        benchmark.cache_clear()
-        find_rule.cache_clear()
+        clear_caches()
         yield folder
-    benchmark.cache_clear()
-    find_rule.cache_clear()
+    clear_caches()
     for module in [name for name in sys.modules if name.partition(".")[0] == "evalkit_mine"]:
         del sys.modules[module]
 
@@ -87,7 +91,8 @@ def run(command: str) -> str:
 
 
 def test_the_page_names_the_groups_of_entry_points() -> None:
-    assert all(f'entry-points."{group}"' in PAGE for group in (GROUP, "evalkit.rules", "evalkit.exports"))
+    groups = (GROUP, "evalkit.rules", "evalkit.outcomes", "evalkit.exports")
+    assert all(f'entry-points."{group}"' in PAGE for group in groups)
 
 
 def test_every_recipe_works(printed: dict[str, str], place: Path) -> None:
@@ -100,6 +105,8 @@ def test_every_recipe_works(printed: dict[str, str], place: Path) -> None:
     best = scores.loc[scores.groupby("doc_id")["score"].idxmax()]
     [piqa] = [task for task in run_of_suite.results("acc_half_norm").tasks if task.task == "piqa"]
     assert piqa.value == pytest.approx((best["choice"] == best["gold"]).mean())
+    assert "probability" in printed["evalkit rescore base-my_suite --rule probability"]
+    assert "probability" in printed["evalkit compare base-my_suite tuned-my_suite --outcome probability"]
     assert "exact match" in printed["evalkit run base --suite capitals"]
     assert "exact match" in printed["evalkit compare base-capitals tuned-capitals"]
     assert "capitals" in run("evalkit ls suites")

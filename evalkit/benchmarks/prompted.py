@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from evalkit.benchmarks import generated
 from evalkit.benchmarks.base import ListedSuite
 from evalkit.benchmarks.generated import DocumentPlan, TaskDocuments, answer_columns
-from evalkit.benchmarks.outcomes import Metric, stored_value
+from evalkit.benchmarks.outcomes import Metric
 from evalkit.benchmarks.request import DocumentRequest
 from evalkit.data.sampling import repeated_prompts
 from evalkit.display import Say
@@ -140,13 +140,13 @@ class PromptedBenchmark(generated.GeneratedBenchmark):
         return about | {"answer": text, "score": score, "source": answer.document}
 
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
-        results, measure = list[dict[str, Any]](), generated.share_measure(self.metric)
+        results, scale = list[dict[str, Any]](), generated.share_measure(self.metric).scale
         for task, rows in table.groupby("task", sort=False):
             mean, error = float(rows["score"].mean()), error_of_mean(rows["score"].to_numpy(float))
-            results.append({"task": task, "n": len(rows)} | stored_value(measure, mean, error))
+            results.append({"task": task, "n": len(rows)} | scale.stored(mean, error))
         mean = sum(result["value"] for result in results) / len(results)
         error = error_of_average([result["stderr"] for result in results])
-        return {"tasks": results, "averages": [{"name": "Average"} | stored_value(measure, mean, error)]}
+        return {"tasks": results, "averages": [{"name": "Average"} | scale.stored(mean, error)]}
 
     def suites(self) -> dict[str, ListedSuite]:
         return {self.kind: ListedSuite(self.description, lambda: {"Average": tuple(self.tasks())})}
