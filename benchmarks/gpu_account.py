@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from suite_documents import choice_requests, encoded, score, sequences_of
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
-from suite_documents import choice_requests, encoded, score, sequences_of
 from versus_lm_eval import Row, count, matrix_rate, note, timed
 from whole_suite import random_model
 

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from suite_documents import choice_requests, encoded, sequences_of
+from torch.utils._python_dispatch import TorchDispatchMode
 from versus_lm_eval import matrices, note
 
 from evalkit.models.loading.load import load

@@ -45,7 +45,11 @@ def score(engine: Engine, documents: Sequence[ScoreDocument]) -> tuple[list[list
     flat = EncodedDocuments.of(documents)
     batches = batches_of(flat.sequences, engine.budget)
     rows: dict[int, list[ScoredRow]] = {}
-    for batch in prefetched(iter(batches), lambda batch: batch.tree):
+    for batch in prefetched(iter(batches), _build_tree):
         for item, scores in engine.score(batch):
             rows[item] = scored_rows(flat.head(item), scores)
     return [rows[item] for item in range(len(documents))], batches
+
+
+def _build_tree(batch: TreeBatch) -> None:
+    _ = batch.tree
