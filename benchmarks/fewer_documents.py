@@ -38,7 +38,8 @@ def main() -> None:
     sides = [Side(f"run {place}", (run,)) for place, run in enumerate(runs)]
     pairing = pair(sides[0], sides[1], {})
     keys = {"accuracy": options.rule}
-    keys |= {one.title: f"{MARGIN}:{options.rule}" if one.name == MARGIN else one.name for one in available_outcomes(runs[0].scores)}
+    for outcome in available_outcomes(runs[0].scores):
+        keys[outcome.title] = f"{MARGIN}:{options.rule}" if outcome.name == MARGIN else outcome.name
     rows = [[title, *_powers(pairing, key, options), _ratio(pairing, options.rule, key)] for title, key in keys.items()]
     sizes = [f"n = {size}" for size in options.sizes.split(",")]
     title = f"Samples of n documents of each task that show the average difference, of {options.repeats} (%)"
