@@ -95,7 +95,7 @@ def _answered(task: str, sample: Mapping[str, Any], metric: str) -> AnsweredDocu
 def shown_requests(plan: TaskPlan, count: int, say: Say) -> Iterator[str]:
     """Yield the tokens of the first requests of each task, as text; see `Plan.shown_prompts`."""
     from evalkit.benchmarks.lm_eval.encoding import encoding_of
-    from evalkit.benchmarks.lm_eval.plan import build_requests
+    from evalkit.benchmarks.lm_eval.requests import build_requests
 
     tokenizer = tokenizer_alone(plan.checkpoint, say)
     facts = Facts(window_of(plan.request.model, plan.checkpoint, tokenizer, say))
