@@ -17,7 +17,6 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from evalkit.benchmarks.document_views import AnswerView, ChoiceView
-from evalkit.benchmarks.lm_eval.requests import RequestRow
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.run import evaluate, planned
 from evalkit.cli import main
@@ -28,6 +27,7 @@ from evalkit.data import Library
 from evalkit.errors import UsageError
 from evalkit.models.loading.locate import silent
 from evalkit.paths import resource
+from evalkit.requests.rows import ScoredRow
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import Journal
 from evalkit.stats.estimates import error_of_average, error_of_share
@@ -185,14 +185,15 @@ def test_what_changes_the_numbers_is_another_run(model: Path, tmp_path: Path) ->
 
 def test_an_answer_to_another_question_is_not_taken(run: Evaluate) -> None:
     first = run(tasks=("made_choice",))
-    entries = entries_of(first, RequestRow)
+    entries = entries_of(first)
     (first.folder / "journal.jsonl").unlink()
     (first.folder / "results.json").unlink()
     rows = entries[0][1]
-    rows[0] = rows[0]._replace(digest="0" * 16, likelihood=rows[0].likelihood - 100)
-    journal = Journal(first.folder / "journal.jsonl", first.manifest["id"], RequestRow, pytest.fail)
+    likelihoods = [None if value is None else value - 100 for value in rows[0].likelihoods]
+    rows[0] = rows[0]._replace(texts="0" * 16, likelihoods=likelihoods)
+    journal = Journal(first.folder / "journal.jsonl", first.manifest["id"], (ScoredRow,), pytest.fail)
     for entry, rows in entries:
-        journal.append(entry, rows)
+        journal.append(entry, rows, ScoredRow)
     again = run(tasks=("made_choice",))
     pd.testing.assert_frame_equal(again.scores, first.scores, check_exact=True)
 
@@ -225,7 +226,7 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
     options = {"tasks": ("made_sampled",), "include_path": tmp_path / "own"}
 
     def texts(run: Run) -> list[tuple[int, int, str]]:
-        return sorted((row[0], row[2], row[-1]) for _, rows in entries_of(run, RequestRow) for row in rows)
+        return sorted((int(row.document), row.part, row.text) for _, rows in entries_of(run) for row in rows)
 
     expected = texts(run(**options, output=tmp_path / "whole"))
     assert [key[:2] for key in expected] == [(doc, part) for doc in range(5) for part in range(3)]
