@@ -182,9 +182,7 @@ def window_of(tokens: int, context: int = 1, sizes: Any = None, part: int = 0) -
     positions = np.arange(tokens)
     segments = np.array([0 if at < context else 1 + (at - 1) // 64 for at in positions], np.int32)
     counted = np.zeros(tokens, np.int32) if sizes is None else sizes
-    score = Score(
-        0, "", np.zeros(tokens, np.int32), segments, positions >= context, part=part, parts=3, bytes=counted
-    )
+    score = Score(0, "", np.zeros(tokens, np.int32), segments, positions >= context, part=part, parts=3, bytes=counted)
     return ScoreDocument("4", "t document 4", "t", [score], 1.0)
 
 
