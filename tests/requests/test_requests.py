@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +19,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evalkit.benchmarks.run import planned as plan_run
+from evalkit.benchmarks.session import ModelHolder, run_plan
 from evalkit.cache import remembering
 from evalkit.errors import ScoringError
 from evalkit.generation.prompts import Capacity, Prompt, Speed
+from evalkit.models.loading.locate import silent
+from evalkit.models.loading.spec import tokenizer_alone
 from evalkit.requests.batches import Batch, Budget
+from evalkit.requests.computation import REQUESTS
 from evalkit.requests.computer import RequestComputer
 from evalkit.requests.encoded import EmptyTexts, EncodedDocuments, ScoreBatch, scored_rows
 from evalkit.requests.planner import is_missing, planned
@@ -42,14 +50,21 @@ from evalkit.requests.rows import (
     segment_columns,
 )
 from evalkit.runs.columns import record_batch
+from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run
 from evalkit.runs.journal import Entry, FinishedRows, Journal
 from evalkit.runs.traits import NO_BATCH, BatchDevice
 from evalkit.scoring.forward import Scores
 from evalkit.suites.choice_requests import ChoiceRequests
 from evalkit.suites.templates import load_template
+from tests.benchmarks.kinds import Lines, files, same
+from tests.benchmarks.kinds import plan as plan_of_kind
+from tests.benchmarks.lm_eval.made import ANSWERS, TEXTS, made_tasks, write_task
+from tests.journals import entries_of
 from tests.models.loading import load_folder
 from tests.questions import question
-from tests.tiny import TOKENS
+from tests.tiny import TOKENS, tiny_checkpoint
+
+__all__ = ["files"]  # a fixture
 
 CONTINUATION = 3
 """Code of the segment whose tokens may be the argmax."""
@@ -227,19 +242,16 @@ def test_rows_are_sums_over_tokens(documents: list[tuple[list[Score], list[Score
                 assert likelihood == (None if sums[code][2] is None else pytest.approx(sums[code][2], rel=1e-12))
                 assert row.of(code) == (sums[code][0], likelihood)
             assert row.of(6) == (0, None)
-            of_continuation = [
-                bool(answer.greedy[at]) for at, code in enumerate(score.segments) if code == CONTINUATION
-            ]
-            assert row.greedy == (all(of_continuation) if score.greedy else None)
+            places = [at for at, code in enumerate(score.segments) if code == CONTINUATION]
+            assert row.greedy == (all(bool(answer.greedy[at]) for at in places) if score.greedy else None)
             assert (row.document, row.choice, row.texts) == (f"d{number}", score.choice, score.texts)
             assert (row.part, row.parts) == (score.part, score.parts)
             assert (row.truncated, row.straddles) == (score.truncated, score.straddles)
         record_batch(rows, ScoredRow)  # every number is finite
 
 
-SEGMENT_ROWS = st.dictionaries(
-    st.integers(0, 6), st.tuples(st.integers(1, 9), st.none() | st.floats(-9, 0)), max_size=5
-)
+SUMS = st.tuples(st.integers(1, 9), st.none() | st.floats(-9, 0))
+SEGMENT_ROWS = st.dictionaries(st.integers(0, 6), SUMS, max_size=5)
 
 
 @given(st.lists(SEGMENT_ROWS, max_size=8), st.lists(st.integers(0, 7), min_size=1, max_size=8, unique=True))
@@ -354,10 +366,10 @@ def test_the_work_and_the_documents_of_all_batches_are_those_of_the_run() -> Non
     plan = planned(RunRequests(made), encoder(), NothingFinished())
     batches = list(plan.batches)
     assert sum(batch.work for batch in batches) == plan.total == 6 * 2 + 3 * 5 + 4 * 10
-    documents = {
-        name: sum(batch.documents for batch in batches if batch.task == name) for name in ("windows", "choices")
-    }
-    assert documents == {"windows": 2, "choices": 3}
+    documents = Counter[str]()
+    for batch in batches:
+        documents[batch.task] += batch.documents
+    assert (documents["windows"], documents["choices"]) == (2, 3)
     assert [batch.row for batch in batches if batch.task == "g"] == [GeneratedRow] * 3
     assert len([batch for batch in batches if batch.task == "windows"]) == 6  # each is more than half of the budget
     assert all(batch.content.is_alone for batch in batches if batch.task == "windows")
@@ -543,3 +555,127 @@ def test_batches_are_kept_for_other_models_with_the_same_documents_only(checkpoi
             found = [documents(finished) for finished in order]
         expected = [every - {"made_up 1", "made_up 4"} if finished is some else every for finished in order]
         assert found == expected
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Options of a run with scored continuations, windows of texts, one of them empty, and generated texts."""
+    folder = tmp_path_factory.mktemp("mixed")
+    made_tasks(folder / "tasks", count=8)
+    texts = [{"text": text} for text in ("", "The river rose. " * 40, "Rice")]
+    write_task(folder / "tasks", TEXTS, texts)
+    sampled = ANSWERS | {"task": "made_sampled", "repeats": 2}
+    sampled["generation_kwargs"] = {"until": [], "max_gen_toks": 6, "do_sample": True, "temperature": 1.0}
+    write_task(folder / "tasks", sampled, [{"text": f"The river {n}", "answer": "a"} for n in range(3)])
+    return {
+        "model": str(tiny_checkpoint(folder / "model", window=160)),
+        "suite": "lm_eval",
+        "include_path": folder / "tasks",
+        "tasks": ("made_choice", "made_texts", "made_answers", "made_sampled"),
+        "device": "cpu",
+        "token_budget": 170,
+    }
+
+
+def plan_of(mixed: dict[str, Any], output: Path, **changes: Any) -> Any:
+    options = mixed | {"output": output} | changes
+    return plan_run(options.pop("model"), options, silent)
+
+
+def killed_after(count: int, plan: Any, holder: ModelHolder) -> None:
+    """Begin, or go on with, a run whose process ends right after the next batches are on the disk."""
+    append = Journal.append
+    written: list[Entry] = []
+
+    def stops(own: Journal, entry: Entry, *rows: Any) -> Any:
+        stored = append(own, entry, *rows)
+        written.append(entry)
+        if len(written) == count:
+            raise KeyboardInterrupt
+        return stored
+
+    with pytest.MonkeyPatch.context() as during, pytest.raises(KeyboardInterrupt):
+        during.setattr(Journal, "append", stops)
+        run_plan(plan, Lines(), holder)
+
+
+def journal_rows(run: Run) -> list[Any]:
+    """Task, batch and rows of each entry, without times."""
+    return [(entry.task, entry.batch, without_time(rows)) for entry, rows in entries_of(run)]
+
+
+def test_a_run_of_scores_and_texts_is_killed_after_every_batch(mixed: dict[str, Any], tmp_path: Path) -> None:
+    """Each time it goes on with the next batch, to the same bits."""
+    holder = ModelHolder()
+    whole = run_plan(plan_of(mixed, tmp_path / "whole"), Lines(), holder)
+    rows = journal_rows(whole)
+    kinds = [type(of_batch[0]) for _, _, of_batch in rows]
+    assert kinds.count(ScoredRow) > 5 and kinds.count(GeneratedRow) > 2
+    [empty] = [row for _, batch, of_batch in rows for row in of_batch if batch == NO_BATCH]
+    assert (empty.document, empty.parts, empty.segments, empty.greedy) == ("0", 0, [], True)
+    windows = [row for task, _, of_batch in rows for row in of_batch if "rolling" in task and row.document == "1"]
+    assert len(windows) > 1 and {row.parts for row in windows} == {len(windows)}
+    plan = plan_of(mixed, tmp_path / "killed")
+    for number in range(len(rows)):
+        killed_after(1, plan, holder)
+        assert (plan.folder / JOURNAL).read_bytes().count(b"\n") == number + 1
+        assert not (plan.folder / RESULTS).exists()
+    again = run_plan(plan, Lines(), holder)
+    assert journal_rows(again) == rows
+    same(again, whole)
+    assert again.stored == whole.stored
+    for name in ("token_budget", "kept_tokens"):
+        assert again.manifest[name] == whole.manifest[name] == 170
+
+
+def test_a_torn_batch_of_either_kind_is_computed_again(mixed: dict[str, Any], tmp_path: Path) -> None:
+    holder = ModelHolder()
+    plan = plan_of(mixed, tmp_path)
+    whole = journal_rows(run_plan(plan, Lines(), holder))
+    path = plan.folder / JOURNAL
+    lines = path.read_bytes().splitlines(keepends=True)
+    for row in (ScoredRow, GeneratedRow):
+        places = [place for place, (_, batch, rows) in enumerate(whole) if type(rows[0]) is row and batch != NO_BATCH]
+        torn = places[1]
+        for kept in ([*lines[:torn], lines[torn][:-20]], [*lines[:torn], *lines[torn + 1 :]]):
+            path.write_bytes(b"".join(kept))
+            (plan.folder / RESULTS).unlink()
+            again = journal_rows(run_plan(plan, Lines(), holder))
+            assert sorted(again, key=repr) == sorted(whole, key=repr)
+
+
+def test_a_run_keeps_the_budgets_that_it_was_started_with(
+    mixed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of scored tokens and that of keys and values, also if there is less memory."""
+    holder = ModelHolder()
+    plan = plan_of(mixed, tmp_path, token_budget=None)
+    killed_after(2, plan, holder)
+    begun = json.loads((plan.folder / MANIFEST).read_text(encoding="utf-8"))
+    assert begun["token_budget"] != begun["kept_tokens"]
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=2**24, available=2**23))
+    run = run_plan(plan, Lines(), holder)
+    for name in ("token_budget", "kept_tokens", "facts"):
+        assert run.manifest[name] == begun[name]
+
+
+@pytest.mark.parametrize("kind", ["multiple_choice", "prompt_variants", "lm_eval", "perplexity", "needle", "longbench"])
+def test_the_candidates_of_a_run_are_a_few_documents(kind: str, files: Path, tmp_path: Path) -> None:
+    """They are sent to other processes, without the documents that are not checked."""
+    plan = plan_of_kind(kind, files, tmp_path)
+    content = pickle.dumps(REQUESTS.candidates(plan))
+    assert len(content) < len(pickle.dumps(plan.requests.tasks))
+    tokenizer = tokenizer_alone(plan.checkpoint, silent)
+    asking = Encoder(tokenizer, replace(FACTS, window=1024))
+    for task, restored in zip(plan.requests.tasks, pickle.loads(content), strict=True):
+        assert (restored.task, restored.journal, restored.generates) == (task.task, task.journal, task.generates)
+        assert restored.about(tokenizer) == task.about(tokenizer)
+        if task.generates:
+            assert len(restored.generated(asking)) <= 1
+            continue
+        every = {document.document for document in task.scored(asking)}
+        few = {document.document for document in restored.scored(asking)}
+        assert few < every and len(few) in (1, 2)
