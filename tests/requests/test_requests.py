@@ -626,7 +626,9 @@ def test_a_run_of_scores_and_texts_is_killed_after_every_batch(mixed: dict[str, 
     again = run_plan(plan, Lines(), holder)
     assert journal_rows(again) == rows
     same(again, whole)
-    assert again.stored == whole.stored
+    assert [task | {"seconds": 0} for task in again.stored["tasks"]] == [
+        task | {"seconds": 0} for task in whole.stored["tasks"]
+    ]
     for name in ("token_budget", "kept_tokens"):
         assert again.manifest[name] == whole.manifest[name] == 170
 
