@@ -30,7 +30,7 @@ from evalkit.requests.batches import Batch, Budget
 from evalkit.requests.computation import REQUESTS
 from evalkit.requests.computer import RequestComputer
 from evalkit.requests.encoded import EmptyTexts, EncodedDocuments, ScoreBatch, scored_rows
-from evalkit.requests.planner import is_missing, planned
+from evalkit.requests.planner import Stopped, is_missing, planned
 from evalkit.requests.requests import (
     Encoder,
     Facts,
@@ -400,22 +400,43 @@ def test_a_budget_that_is_too_small_for_a_later_task_fails_at_once() -> None:
 
 
 def test_batches_that_are_not_needed_are_not_encoded() -> None:
-    encoded = threading.Event()
+    begun = threading.Event()
+    later = threading.Event()
 
     class Endless(ScoredTask):
         def scored(self, encoder: Encoder) -> Iterator[ScoreDocument]:
             while True:
-                encoded.set()
+                begun.set()
                 yield self.documents[0]
 
-    document = ScoreDocument("a", "a", "", [scored([1, 2, 3])], 1.0)
-    plan = planned(RunRequests([ScoredTask("a", [document]), Endless("b", [document])]), encoder(), NothingFinished())
+    class Later(ScoredTask):
+        def scored(self, encoder: Encoder) -> Iterator[ScoreDocument]:
+            later.set()
+            yield from self.documents
+
+    documents = [ScoreDocument("a", "a", "", [scored([1, 2, 3])], 1.0)]
+    tasks = [ScoredTask("a", documents), Endless("b", documents), Later("c", documents)]
+    plan = planned(RunRequests(tasks), encoder(), NothingFinished())
     assert next(plan.batches).task == "a"
-    assert encoded.wait(10)
+    assert begun.wait(10)
     started = time.monotonic()
     plan.stop()
     plan.batches.close()
     assert time.monotonic() - started < 5
+    # With a requested budget all tasks are encoded before the first batch
+    begun.clear()
+    plan = planned(RunRequests(tasks, budget=40), encoder(), NothingFinished())
+
+    def interrupt() -> None:
+        begun.wait(10)
+        plan.stop()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(Stopped):
+        next(plan.batches)
+    thread.join()
+    assert not later.is_set()
 
 
 def test_a_message_is_said_once() -> None:
