@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from evalkit.benchmarks.run import planned as plan_run
 from evalkit.benchmarks.session import ModelHolder, run_plan
 from evalkit.cache import remembering
-from evalkit.errors import ScoringError
+from evalkit.errors import RunError, ScoringError
 from evalkit.generation.prompts import Capacity, Prompt, Speed
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import tokenizer_alone
@@ -52,9 +52,11 @@ from evalkit.requests.rows import (
 from evalkit.runs.columns import record_batch
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run
 from evalkit.runs.journal import Entry, FinishedRows, Journal
+from evalkit.runs.score_table import COLUMNS, SEGMENTS
 from evalkit.runs.traits import NO_BATCH, BatchDevice
 from evalkit.scoring.forward import Scores
 from evalkit.suites.choice_requests import ChoiceRequests
+from evalkit.suites.questions import Question
 from evalkit.suites.templates import load_template
 from tests.benchmarks.kinds import Lines, files, same
 from tests.benchmarks.kinds import plan as plan_of_kind
@@ -503,6 +505,71 @@ def test_texts_without_tokens(tmp_path: Path) -> None:
     [left] = batches_of([replace(task, documents=documents[::2])], Done(finished.without_batch))
     assert (left.key, content_of(left)) == (batch.key, content_of(batch))
     assert not is_missing(replace(task, documents=documents[1:2]), finished)
+
+
+# The score table of requests with choices
+
+
+def choice_row(asked: Question, choice: int, segments: dict[str, float | None], texts: str = "") -> ScoredRow:
+    """A row with so many tokens of each segment as its code, and one more."""
+    codes = sorted(SEGMENTS.index(name) for name in segments)
+    return ScoredRow(
+        asked.identity,
+        choice,
+        0,
+        1,
+        texts or asked.texts_digest,
+        segments=codes,
+        tokens=[code + 1 for code in codes],
+        bytes=[],
+        likelihoods=[segments[SEGMENTS[code]] for code in codes],
+        greedy=len(asked.choices) == 1,
+        truncated=choice,
+        straddles=2 * choice,
+    )
+
+
+def test_the_score_table_is_in_the_order_of_the_questions(tmp_path: Path) -> None:
+    """Whatever the order of batches and rows; rows of other texts are left out, and missing ones are an error."""
+    options = [["é", "bb"], ["c"], ["d", "e", "f"]]
+    asked = [question("Why?", choices, doc_id=9 - n, gold=len(choices) - 1) for n, choices in enumerate(options)]
+    requests = ChoiceRequests("made_up", load_template("plain"), asked, "", (), unconditional=True)
+    rows = []
+    expected = []
+    for number, each in enumerate(asked):
+        for choice in range(len(each.choices)):
+            value = -1.0 - number - choice / 4
+            rows.append(choice_row(each, choice, {"context": None, "continuation": value}))
+            rows.append(choice_row(each, len(each.choices) + choice, {"continuation": value * 2}))
+            expected.append((each, choice, value))
+    others = [row._replace(texts="0" * 16, likelihoods=[-99.0] * len(row.likelihoods)) for row in rows[:3]]
+    shuffled = [rows[place] for place in np.random.default_rng(0).permutation(len(rows))]
+    path = tmp_path / "journal.jsonl"
+    finished = finished_in(path, ("made_up", 1, shuffled[:4]), ("made_up", 0, [*others, *shuffled[4:-1]]))
+    with pytest.raises(RunError, match="made_up"):
+        requests.scores(finished)
+    assert list(requests.costs()) and is_missing(requests, finished)
+    table = requests.scores(finished_in(path, ("made_up", 2, shuffled[-1:])))
+    assert not is_missing(requests, finished_in(path)) and list(table.columns) == list(COLUMNS)
+    for line, (each, choice, value) in zip(table.itertuples(), expected, strict=True):
+        assert (line.task, line.subtask, line.doc_id) == ("made_up", "made_up", each.doc_id)
+        assert (line.choice, line.choices, line.gold) == (choice, len(each.choices), each.gold)
+        assert (line.ll_continuation, line.ll_unconditional) == (value, 2 * value)
+        assert (line.n_continuation, line.n_context, line.n_end, line.n_special) == (4, 3, 0, 0)
+        # Neither scored nor present: not the log-likelihood of no token
+        assert np.isnan([line.ll_context, line.ll_instruction, line.ll_special, line.ll_end]).all()
+        option = each.choices[choice]
+        assert (line.chars, line.bytes) == (len(option), len(option.encode()))
+        assert (line.truncated, line.straddles, line.greedy) == (choice, 2 * choice, len(each.choices) == 1)
+    # A template that scores whole sequences: a segment that a sequence lacks has the log-likelihood of no token
+    whole = ChoiceRequests("made_up", load_template("inst"), asked[:1], "", ())
+    pair = [choice_row(asked[0], choice, {"context": -2.0, "continuation": -1.0}) for choice in range(2)]
+    table = whole.scores(finished_in(tmp_path / "whole.jsonl", ("made_up", 0, pair)))
+    assert (
+        table[["ll_special", "ll_instruction", "ll_context", "ll_continuation", "ll_end"]].to_numpy().tolist()
+        == [[0.0, 0.0, -2.0, -1.0, 0.0]] * 2
+    )
+    assert table["ll_unconditional"].isna().all()
 
 
 # The computer
