@@ -57,7 +57,7 @@ class ChoiceRequests(TaskRequests):
         return f"{self.task} {self.prompt}" if self.prompt else self.task
 
     @property
-    def contents(self) -> Any:  # type: ignore[override]
+    def contents(self) -> Any:
         if self.settings is None:
             return None
         return self.settings, tuple((question.identity, question.texts_digest) for question in self.questions)
