@@ -323,9 +323,9 @@ def test_batches_do_not_depend_on_what_is_finished(made: list[TaskRequests], dat
     keys = [key for batch in every for key in keys_of(batch)]
     assert len(keys) == len(set(keys))
     assert {key[:-1] for key in keys} == {tuple(key) for task in made for key, _ in task.costs()}
-    assert len({batch.key for batch in every if batch.number != NO_BATCH}) == sum(
-        batch.number != NO_BATCH for batch in every
-    )
+    for task in made:
+        numbers = [batch.number for batch in every if batch.task == task.task and batch.number != NO_BATCH]
+        assert numbers == list(range(task.first, task.first + len(numbers)))
     parts: dict[Any, int] = {}
     for key in keys:
         parts[key[:-1]] = parts.get(key[:-1], 0) + 1
