@@ -41,7 +41,8 @@ class Words(PromptedBenchmark):
 def made(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(kind: type[PromptedBenchmark] = Words, **options: Any) -> Run:
         own = kind()
-        monkeypatch.setattr("evalkit.benchmarks.session.benchmark", lambda _: own)
+        for module in ("registry", "session"):
+            monkeypatch.setattr(f"evalkit.benchmarks.{module}.benchmark", lambda _: own)
         request = request_of(own.request, checkpoint, {"output": tmp_path, **options})
         return run_plan(own.plan(request, silent), Lines())
 
