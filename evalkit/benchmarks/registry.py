@@ -14,6 +14,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from evalkit.benchmarks.base import Benchmark
+from evalkit.benchmarks.multiple_choice.suites import load_suite, requests_suite
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.plugins import added, call_added, load_added
 from evalkit.runs.folder import Run
@@ -28,6 +29,7 @@ _OWN = {
     "needle": "ruler.needle:Needle",
     "attention": "attention.benchmark:Attention",
     "perplexity": "perplexity.benchmark:Perplexity",
+    "answers": "answer_suites:AnswerSuites",
 }
 
 
@@ -66,9 +68,17 @@ def _loadable() -> Iterator[Benchmark]:
             yield benchmark(kind)
 
 
-def kind_of_suite(suite: str | None) -> str:
-    """Return the kind of benchmark that runs a suite: a suite's name or a YAML file; None: the default suite."""
+def kind_of_suite(suite: str | None, requests: Path | None = None) -> str:
+    """Return the kind of benchmark that runs a suite, a name or a YAML file; or a user's file of requests.
+
+    Without any, it is that of the default suite; so it is of files that cannot be read, which its plan reports.
+    """
     if suite is None or Path(suite).suffix in (".yaml", ".yml"):
+        with suppress(UsageError):
+            if requests is not None and requests_suite(requests).answers:
+                return "answers"
+            if suite is not None and load_suite(suite).answers:
+                return "answers"
         return "multiple_choice"
     for kind in _loadable():
         if suite in kind.suites():

@@ -170,7 +170,7 @@ def decide(
 
 def _sizes(model: str, options: Mapping[str, Any], progress: Progress) -> dict[str, int]:
     """Return the documents that each task has. Raises `UsageError` if samples of the benchmark cannot grow."""
-    if "sample" in settings_of(request_type(options.get("suite"))):
+    if "sample" in settings_of(request_type(options)):
         plan = planned(model, {**options, "sample": LEAST}, progress.say)
         if benchmark(plan.manifest["kind"]).shared_rows(plan):
             return {task: int(about["total"]) for task, about in plan.manifest["documents"].items()}

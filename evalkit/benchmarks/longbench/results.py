@@ -20,8 +20,9 @@ from zlib import crc32
 
 import numpy as np
 
+from evalkit.benchmarks.answer_metrics import EditVariant
 from evalkit.benchmarks.generated import about_run
-from evalkit.benchmarks.longbench.official import EditVariant, score_prediction
+from evalkit.benchmarks.longbench.official import score_prediction
 from evalkit.benchmarks.longbench.protocol import GROUPS, TASKS, SuiteName, Task, find_task, suite_tasks
 from evalkit.display import doing
 from evalkit.errors import DataError, reading_as

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evalkit.benchmarks.answer_metrics import edit_similarity, qa_f1, rouge_l
 from evalkit.benchmarks.longbench import official
 from evalkit.benchmarks.longbench.data import OFFICIAL_BLOBS, LongBenchDocument
 from evalkit.benchmarks.longbench.official import (
@@ -22,20 +23,16 @@ from evalkit.benchmarks.longbench.official import (
     classification,
     code_line,
     count,
-    edit_similarity,
     first_line,
-    fit_prompt,
     prompt_text,
-    qa_f1,
     retrieval,
-    rouge_l,
     score_prediction,
     stops_of,
     template,
 )
 from evalkit.benchmarks.longbench.protocol import E_TASKS, GROUPS, TASKS
 from evalkit.errors import DataError, TemplateError
-from evalkit.generation.prompts import end_tokens
+from evalkit.generation.prompts import end_tokens, fit_prompt
 from tests.benchmarks.longbench.made import official_prompt, read, write
 from tests.fixtures import facts
 from tests.tiny import TRAINING_TEXT
