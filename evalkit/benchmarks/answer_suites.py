@@ -40,8 +40,8 @@ class AnswerSuites(AnswersBenchmark):
         groups = {group: list(members) for group, members in suite.groups.items()}
         request = replace(request, chat=request.chat or suite.chat)
         plan = self.prompted_plan(request, tasks, {"suite": suite.name, "groups": groups}, say)
-        sizes = {"Average": sum(suite.sizes.values()), **suite.sizes}
-        about = {"groups": groups, "group_sizes": sizes, "labels": suite.labels, "short": suite.short}
+        sizes = {**suite.sizes, "Average": sum(suite.sizes.values())}
+        about = {"sizes": sizes, "labels": suite.labels, "short": suite.short}
         return replace(plan, manifest=plan.manifest | about)
 
     def suites(self) -> Mapping[str, str]:

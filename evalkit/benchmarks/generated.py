@@ -14,16 +14,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import click
+
 from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned, lazy
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure
 from evalkit.benchmarks.request import DocumentRequest, Request, TaskTokens, numerics, plain_manifest, spread
 from evalkit.data.sampling import DocumentSelection
 from evalkit.display import Say
 from evalkit.errors import RunError, UsageError
+from evalkit.escape import printable
 from evalkit.models.context.extension import Extension, configured_window, refuse_generation
 from evalkit.models.loading.files import MOST_TOKENS, generation_settings
 from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.loading.spec import ModelSpec, config_of
+from evalkit.models.loading.tokenizer import fed_text
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
@@ -181,7 +185,8 @@ class GeneratedBenchmark(Benchmark):
     checked: ClassVar[tuple[str, ...]]
     """Columns of `answers` that must be equal for two documents to be the same."""
     prompt_settings: ClassVar[Mapping[str, str]] = {}
-    """Name in messages → entry of the specification that makes other prompts of the same documents."""
+    """Name in messages → entry of the specification, or its entry by task, that makes other prompts of the same
+    documents."""
     continuous: ClassVar[str] = ""
     """Rule of the continuous measure that is reported beside the others, if there is one."""
 
@@ -249,6 +254,15 @@ class GeneratedBenchmark(Benchmark):
         prompts = [request.prompt for batch in batches for request in batch.content]
         return Planned((batch for batch in batches), sum(batch.work for batch in batches), 0.0, room.estimate(prompts))
 
+    def prompts(self, plan: Any, count: int, say: Say) -> Iterator[str]:
+        from evalkit.models.loading.spec import tokenizer_alone
+
+        tokenizer = tokenizer_alone(plan.checkpoint, say)
+        for task, documents in plan.tasks.items():
+            part = replace(plan, tasks={task: documents[:count]})
+            for request in self.generation_requests(part, task, frozenset(), tokenizer):
+                yield _shown_prompt(task, request, tokenizer)
+
     def token_counts(self, plan: Any, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
         """Estimate the tokens of prompts and answers. Prompts share whole chunks, as they are batched."""
         from evalkit.generation.prompts import CHUNK
@@ -298,6 +312,14 @@ class GeneratedBenchmark(Benchmark):
         yield from answer_views(self.answers(run), tasks, self.metric_of)
 
 
+def _shown_prompt(task: str, request: GenerationRequest, tokenizer: Any) -> str:
+    tokens = request.prompt.tokens.tolist()
+    cut = "" if request.truncated_from is None else f", cut from {request.truncated_from:,} in the middle"
+    about = f"{task} document {request.id}: {len(tokens):,} tokens{cut}, then up to {request.prompt.max_new_tokens:,}"
+    text = printable(fed_text(tokenizer, tokens), "\n\t")
+    return f"{click.style(printable(about), bold=True)}\n{text}\n"
+
+
 class _ComparableAnswers(GradedAnswers):
     def __init__(self, benchmark: GeneratedBenchmark, run: Run) -> None:
         groups, measures = benchmark.groups(run), benchmark.measures(run)
@@ -313,7 +335,10 @@ class _ComparableAnswers(GradedAnswers):
 
     def must_agree(self, task: str) -> dict[str, str]:
         specification = self.run.manifest["specification"]
-        settings = {name: str(specification[entry]) for name, entry in self._settings.items()}
+        settings = {}
+        for name, entry in self._settings.items():
+            value = specification[entry]
+            settings[name] = str(value[task] if isinstance(value, Mapping) else value)
         hashes = {"documents": str(specification["documents"].get(task, ""))} if "documents" in specification else {}
         return settings | hashes
 

@@ -302,7 +302,8 @@ def metrics_report(run: Run, metrics: Sequence[Metric]) -> Report:
         name = metric.name + layer + (LOWER_IS_BETTER if metric.higher_is_better is False else "")
         task = metric.task + "*" * (metric.task in caveats(run.manifest))
         error = "–" if metric.stderr is None else f"± {fixed(metric.stderr, 4)}"
-        rows.append([task, name, f"{metric.n:,}", fixed(metric.value, 4), error])
+        documents = f"{metric.n:,}" if metric.n else ""
+        rows.append([task, name, documents, fixed(metric.value, 4), error])
     table = simple_table(run.suite, ["task", "metric", "n", "value", "± SE"], rows, texts=2)
     lower = [LOWER_NOTE] if any(metric.higher_is_better is False for metric in metrics) else []
     notes = (*lower, *run_notes(run.manifest))

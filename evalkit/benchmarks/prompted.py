@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from evalkit.benchmarks import generated
 from evalkit.benchmarks.answer_metrics import AnswerMetric, AnswerSettings, find_answer_metric
 from evalkit.benchmarks.generated import DocumentPlan, GeneratedAnswer, GenerationRequest, TaskDocuments
-from evalkit.benchmarks.outcomes import Measure, Metric, stored_value
+from evalkit.benchmarks.outcomes import Measure, Metric, average_metric, metrics_report, stored_value
 from evalkit.benchmarks.request import DocumentRequest
 from evalkit.data.requests import AnswerDocument
 from evalkit.data.sampling import repeated_prompts
@@ -195,7 +195,7 @@ class AnswersBenchmark(generated.GeneratedBenchmark):
             value = sum(member["value"] for member in members) / len(members)
             error = error_of_average([member["stderr"] for member in members])
             measure = _common_measure([metrics[task] for task in tasks])
-            size = plan.manifest["group_sizes"].get(name, len(tasks))
+            size = plan.manifest.get("sizes", {}).get(name, len(tasks))
             averages.append({"name": part_name(name, len(tasks), size)} | stored_value(measure, value, error))
         return {"tasks": list(results.values()), "averages": averages}
 
@@ -227,14 +227,15 @@ class AnswersBenchmark(generated.GeneratedBenchmark):
             yield replace(view, metric=metric.name, **scale)
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        notes = []
+        metrics = self.metrics(run, rule)
+        if len(metrics) > 1:
+            metrics += map(average_metric, run.stored["averages"])
+        cut = []
         for task in run.stored["tasks"]:
             if task["truncated"]:
-                prompts = counted(task["truncated"], "prompt")
-                notes.append(
-                    f"{task['task']}: {prompts} of {task['n']:,} longer than the context window, cut in the middle"
-                )
-        return super().report(run, rule, detail).with_notes(notes)
+                of_all = f"{task['truncated']:,} of {counted(task['n'], 'prompt')}"
+                cut.append(f"{task['task']}: {of_all} too long for the context window, cut in the middle")
+        return metrics_report(run, metrics).with_notes(cut)
 
     def _metrics(self, manifest: Mapping[str, Any]) -> dict[str, AnswerMetric]:
         """Return task → its metric."""
@@ -246,8 +247,8 @@ class PromptedBenchmark(AnswersBenchmark):
     """Base class of simple benchmarks; `kind` is also the name of the suite."""
 
     description: ClassVar[str]
-    metric: ClassVar[str] = "exact_match"
-    """Name of an entry of `ANSWER_METRICS`, or of `score`."""
+    metric: ClassVar[str] = "score"
+    """Name of an `AnswerMetric`; or, if the class has its own `score`, of that."""
     max_new_tokens: ClassVar[int] = 32
     until: ClassVar[tuple[str, ...]] = ("\n",)
     truncate: ClassVar[Literal["middle"] | None] = None
@@ -260,7 +261,7 @@ class PromptedBenchmark(AnswersBenchmark):
         """Return task → its documents, the same at every call."""
 
     def score(self, answer: str, references: Sequence[str]) -> float:
-        """Score an answer from 0 to 1, higher is better; by default by `metric`."""
+        """Score an answer from 0 to 1, higher is better; `references` has at least one. By default by `metric`."""
         return find_answer_metric(self.metric).score(answer, references)
 
     def answer_metric(self, name: str) -> AnswerMetric:
@@ -298,8 +299,8 @@ def _hash(documents: Sequence[AnswerDocument]) -> str:
 
 def _groups(manifest: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Return average → its tasks; the last one is over all tasks."""
-    groups = {name: tuple(tasks) for name, tasks in manifest["groups"].items()}
-    groups.pop("Average", None)
+    own = manifest["specification"].get("groups", {})
+    groups = {name: tuple(tasks) for name, tasks in own.items() if name != "Average"}
     return groups | {"Average": tuple(manifest["documents"])}
 
 

@@ -174,7 +174,8 @@ def _sizes(model: str, options: Mapping[str, Any], progress: Progress) -> dict[s
         plan = planned(model, {**options, "sample": LEAST}, progress.say)
         if benchmark(plan.manifest["kind"]).shared_rows(plan):
             return {task: int(about["total"]) for task, about in plan.manifest["documents"].items()}
-    raise UsageError(f"suite {options.get('suite') or DEFAULT_SUITE} has no samples that grow; choose another")
+    suite = options.get("suite") or options.get("requests") or DEFAULT_SUITE
+    raise UsageError(f"suite {suite} has no samples that grow; choose another")
 
 
 def _unit(measure: Measure, steps: Sequence[Step]) -> Unit:

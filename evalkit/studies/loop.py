@@ -358,7 +358,7 @@ class InLoop:
                     return None
                 kind, budget = benchmark(plan.manifest["kind"]), current.budget()
                 if called and kind.kind not in _SCORED:
-                    suite = self._options.get("suite")
+                    suite = plan.manifest["specification"]["suite"]
                     raise UsageError(f"suite {suite}: needs more than a model's logits; use evalkit run --watch")
                 budget = Budget(budget.scored or tokens or None, budget.kept)
                 return kind.kind, kind.setup(plan), budget, plan.manifest["specification"]
