@@ -1,6 +1,7 @@
-"""Plugins: benchmarks, rules and exports of other installed packages.
+"""Plugins: benchmarks, metrics of answers, rules and exports of other installed packages.
 
-In: a group of entry points (`evalkit.benchmarks`, `evalkit.rules` or `evalkit.exports`) and a name. Out: the object.
+In: a group of entry points (`evalkit.benchmarks`, `evalkit.answer_metrics`, `evalkit.rules` or `evalkit.exports`) and a
+name. Out: the object.
 A package is imported only when one of its objects is used.
 """
 

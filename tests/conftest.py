@@ -30,10 +30,9 @@ settings.register_profile("random", deadline=None, suppress_health_check=[Health
 settings.register_profile("fixed", settings.get_profile("random"), derandomize=True)
 settings.load_profile("fixed")
 
-# The user's own packages that add rules, exports or benchmarks are left out; those that tests install are not
-_INSTALLED = {
-    entry for group in ("evalkit.rules", "evalkit.exports", "evalkit.benchmarks") for entry in entry_points(group=group)
-}
+# The user's own packages that add rules, exports, benchmarks or metrics are left out; those that tests install are not
+_GROUPS = ("evalkit.rules", "evalkit.exports", "evalkit.benchmarks", "evalkit.answer_metrics")
+_INSTALLED = {entry for group in _GROUPS for entry in entry_points(group=group)}
 
 
 def _installed_by_tests(*, group: str) -> list[EntryPoint]:

@@ -182,7 +182,8 @@ class AnswersBenchmark(generated.GeneratedBenchmark):
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
         results = dict[str, dict[str, Any]]()
         metrics = self._metrics(plan.manifest)
-        for task, rows in table.groupby("task", sort=False):
+        for task in plan.tasks:
+            rows = table[table["task"] == task]
             scores = rows["score"].to_numpy(float)
             sources = rows["source"].factorize()[0]
             error = known_error(mean_of(scores, sources).stderr)
@@ -220,11 +221,12 @@ class AnswersBenchmark(generated.GeneratedBenchmark):
         return table.assign(references=table["references"].map(json.loads).map(tuple))
 
     def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+        from evalkit.benchmarks.document_views import answer_views
+
         metrics = self._metrics(run.manifest)
-        for view in super().views(run, tasks, say):
+        for view in answer_views(self.answers(run), tasks, lambda task: metrics[task].name):
             metric = metrics[view.task]
-            scale = {"unit": metric.unit, "higher_is_better": metric.higher_is_better}
-            yield replace(view, metric=metric.name, **scale)
+            yield replace(view, unit=metric.unit, higher_is_better=metric.higher_is_better)
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
         metrics = self.metrics(run, rule)
