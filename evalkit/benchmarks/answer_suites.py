@@ -7,26 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from evalkit.benchmarks.answer_metrics import AnswerSettings
 from evalkit.benchmarks.generated import DocumentPlan
 from evalkit.benchmarks.multiple_choice.suites import AnswerTask, chosen_suite, label_of
 from evalkit.benchmarks.outcomes import Label
 from evalkit.benchmarks.prompted import AnswersBenchmark, PromptedRequest, PromptTask
+from evalkit.benchmarks.request import UserSuiteRequest
 from evalkit.data.requests import own_file
 from evalkit.display import Say, doing
-from evalkit.inputs.settings import setting
 from evalkit.runs.folder import Run
 
 
 @dataclass(frozen=True)
-class AnswersRequest(PromptedRequest):
-    """Settings of a run of a suite file, or a file of requests, with prompts; those of `SuiteRequest` that apply."""
-
-    suite: str | None = setting(None, names="name or file")
-    tasks: tuple[str, ...] = setting(())
-    requests: Path | None = setting(None, names="file")
+class AnswersRequest(PromptedRequest, UserSuiteRequest):
+    """Settings of a run of prompts of a suite file, or of a file of requests."""
 
 
 class AnswerSuites(AnswersBenchmark):
@@ -53,5 +47,4 @@ class AnswerSuites(AnswersBenchmark):
 
 def _task(about: AnswerTask) -> PromptTask:
     file = own_file(about.requests)
-    settings = AnswerSettings(**about.model_dump(exclude={"requests"}))
-    return PromptTask(file.answer_documents(), file.source, settings)
+    return PromptTask(file.answer_documents(), file.source, about)

@@ -108,7 +108,8 @@ class AnswersBenchmark(generated.GeneratedBenchmark):
             planned = [PlannedPrompt(document, task.settings, metric) for document in task.documents]
             documents = TaskDocuments(planned, task.source, _hash(task.documents))
             prompts[name] = documents.selected(name, request.selection)
-            answers[name] = task.settings.model_dump() | {"version": metric.version}
+            own = task.settings.model_dump(include=set(AnswerSettings.model_fields))
+            answers[name] = own | {"version": metric.version}
             metrics.append(metric)
         _check_scales(metrics)
         checkpoint = request.model.locate(say)
