@@ -12,7 +12,8 @@ import json
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from itertools import pairwise
+from sys import float_info
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from evalkit.benchmarks import generated
@@ -166,9 +167,9 @@ class AnswersBenchmark(generated.GeneratedBenchmark):
         ends = [text.find(stop) for stop in settings.until if stop in text]
         text = text[: min(ends, default=len(text))]
         score = float(metric.score(text, asked.references))
-        low, high = metric.bounds or (-inf, inf)
+        low, high = metric.bounds or (-float_info.max, float_info.max)
         if not low <= score <= high:  # NaN is not
-            expected = f"{low:g} to {high:g}" if metric.bounds else "a number"
+            expected = f"{low:g} to {high:g}" if metric.bounds else "a finite number"
             raise ScoringError(f"{task} document {answer.id}: {metric.name} scores {score}; expected {expected}")
         return {
             "task": task,
@@ -313,8 +314,7 @@ def _scale(metric: AnswerMetric) -> tuple[Any, ...]:
 
 def _check_scales(metrics: Sequence[AnswerMetric]) -> None:
     """Raise a `UsageError` for metrics whose scores have no mean."""
-    first = metrics[0]
-    for metric in metrics:
+    for first, metric in pairwise(metrics):
         if _scale(metric) != _scale(first):
             raise UsageError(
                 f"metrics {first.name} and {metric.name} differ in unit, bounds or direction, so that their tasks have "
