@@ -35,12 +35,12 @@ def measure(arguments: argparse.Namespace) -> None:
     import numpy as np
     import torch
 
-    from evalkit.benchmarks.attention.documents import AttentionRequest, batches_of, plan_attention
-    from evalkit.benchmarks.attention.groups import GROUPS, RANK
-    from evalkit.benchmarks.attention.measures import Analysis
-    from evalkit.benchmarks.base import Batch, Budget
+    from evalkit.attention.documents import AttentionRequest, batches_of, plan_attention
+    from evalkit.attention.groups import GROUPS, RANK
+    from evalkit.attention.measures import Analysis
     from evalkit.benchmarks.request import request_of
     from evalkit.benchmarks.session import ModelHolder
+    from evalkit.requests.batches import Batch, Budget
 
     names = ("sample", "dtype", "device", "context", "text")
     options = {name: getattr(arguments, name) for name in names} | {"layers": arguments.layers or None}

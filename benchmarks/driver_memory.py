@@ -49,9 +49,10 @@ def options(root: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 def make(root: Path, arguments: argparse.Namespace) -> None:
     """Make the checkpoints and their journals."""
     from evalkit.benchmarks.multiple_choice.scoring import ScoringFacts
-    from evalkit.benchmarks.request import remembering
+
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import Prepared, opened
+    from evalkit.cache import remembering
     from evalkit.models.loading.spec import model_spec
     from evalkit.runs.journal import Entry
     from evalkit.runs.traits import place_of
@@ -100,8 +101,8 @@ def write_checkpoint(folder: Path, seed: int, tokenizer: Any) -> None:
 
 def drive(root: Path, arguments: argparse.Namespace) -> None:
     """Run the driver and print its memory."""
-    from evalkit.benchmarks.request import remembering
     from evalkit.benchmarks.run import planned
+    from evalkit.cache import remembering
     from evalkit.display import Progress
     from evalkit.studies.cluster.driver import ClusterRunner
     from evalkit.studies.cluster.resources import ClusterOptions

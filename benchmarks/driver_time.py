@@ -19,8 +19,8 @@ from typing import Any
 
 from driver_memory import write_checkpoint
 
-from evalkit.benchmarks.base import Batch
 from evalkit.display import Progress
+from evalkit.requests.batches import Batch
 from evalkit.studies.cluster.worker import Answer, BatchWorker, ComputedBatch
 
 
@@ -78,9 +78,9 @@ def timed(spent: dict[str, float], name: str, function: Callable[..., Any]) -> C
 
 def measure(root: Path, arguments: argparse.Namespace) -> None:
     """Run the jobs and print the times of those that are replayed."""
-    from evalkit.benchmarks.request import remembering
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import OpenRun
+    from evalkit.cache import remembering
     from evalkit.models.loading.spec import model_spec
     from evalkit.studies.cluster import jobs, workers
     from evalkit.studies.cluster.connection import connected

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.comparison.comparison import p_value
 from evalkit.comparison.line import by_task, efficiency
 from evalkit.comparison.naming import find_run
@@ -36,7 +36,7 @@ def main() -> None:
     options = parser.parse_args()
     runs = [find_run(name, Path("results/runs")) for name in options.runs]
     sides = [Side(f"run {place}", (run,)) for place, run in enumerate(runs)]
-    pairing = pair(*sides, {str(run.folder): benchmark_of(run).comparable(run) for run in runs})
+    pairing = pair(*sides, {str(run.folder): results_of(run).comparable() for run in runs})
     keys = {"accuracy": options.rule}
     keys |= {one.title: f"{MARGIN}:{options.rule}" if one.name == MARGIN else one.name for one in OUTCOMES.values()}
     rows = [[title, *_powers(pairing, key, options), _ratio(pairing, options.rule, key)] for title, key in keys.items()]

@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, StoppingCriteria
 
-from evalkit.benchmarks.longbench.data import load_rows
-from evalkit.benchmarks.longbench.official import generation_requests
-from evalkit.benchmarks.longbench.protocol import find_task
 from evalkit.data.sampling import FirstDocuments
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt, Stops, capacity_of, end_tokens
+from evalkit.longcontext.longbench.data import load_rows
+from evalkit.longcontext.longbench.official import generation_requests
+from evalkit.longcontext.longbench.protocol import find_task
 from evalkit.models.loading.load import LoadedModel, load
 from evalkit.models.loading.locate import locate
 

@@ -157,10 +157,6 @@ def kernels(arguments: argparse.Namespace) -> str:
     import torch
     from versus_lm_eval import matrices, matrix_rate, note, timed
 
-    from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_sequences
-    from evalkit.benchmarks.multiple_choice.question_loading import load_questions
-    from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
-    from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
     from evalkit.compatibility.torch import compilations
     from evalkit.data import Library
     from evalkit.data.sampling import FirstDocuments
@@ -169,6 +165,10 @@ def kernels(arguments: argparse.Namespace) -> str:
     from evalkit.scoring.architecture import auto_budget
     from evalkit.scoring.engine import Engine
     from evalkit.scoring.pack import batches_of
+    from evalkit.suites.prompts import Prompter, question_sequences
+    from evalkit.suites.question_loading import load_questions
+    from evalkit.suites.suites import choose_tasks, load_suite
+    from evalkit.suites.templates import SEGMENTS, load_template
 
     loaded = load(locate(str(arguments.out / "model")), dtype="bfloat16", device=arguments.device, say=note)
     engine = Engine(loaded.model, auto_budget(loaded.model), note)

@@ -30,10 +30,6 @@ from versus_lm_eval import Row, count, matrix_rate, note, score, timed
 from whole_suite import random_model
 
 import evalkit
-from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion, Prompter, question_sequences
-from evalkit.benchmarks.multiple_choice.question_loading import load_questions
-from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
-from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
 from evalkit.compatibility.torch import compilations
 from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
@@ -41,6 +37,10 @@ from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import OutputHead
 from evalkit.scoring.pack import TreeBatch
+from evalkit.suites.prompts import EncodedQuestion, Prompter, question_sequences
+from evalkit.suites.question_loading import load_questions
+from evalkit.suites.suites import choose_tasks, load_suite
+from evalkit.suites.templates import SEGMENTS, load_template
 
 SCORED = frozenset(range(len(SEGMENTS)))
 MARKER = "spin_kernel"

@@ -49,10 +49,6 @@ def parse() -> argparse.Namespace:
 
 def measure(arguments: argparse.Namespace, limit: int) -> tuple[int, float, int]:
     """Return (documents, seconds, bytes) of one size."""
-    from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_rows, question_sequences
-    from evalkit.benchmarks.multiple_choice.question_loading import load_questions
-    from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
-    from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
     from evalkit.data import Library
     from evalkit.data.sampling import FirstDocuments
     from evalkit.models.loading.load import load
@@ -60,6 +56,10 @@ def measure(arguments: argparse.Namespace, limit: int) -> tuple[int, float, int]
     from evalkit.scoring.architecture import auto_budget
     from evalkit.scoring.engine import Engine
     from evalkit.scoring.pack import batches_of
+    from evalkit.suites.prompts import Prompter, question_rows, question_sequences
+    from evalkit.suites.question_loading import load_questions
+    from evalkit.suites.suites import choose_tasks, load_suite
+    from evalkit.suites.templates import SEGMENTS, load_template
 
     template = load_template(arguments.template)
     scored = frozenset(map(SEGMENTS.index, template.score))

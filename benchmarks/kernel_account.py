@@ -28,10 +28,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from versus_lm_eval import matrices, note
 
-from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_sequences
-from evalkit.benchmarks.multiple_choice.question_loading import load_questions
-from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
-from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
 from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
 from evalkit.models.loading.load import load
@@ -40,6 +36,10 @@ from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.pack import TreeBatch, plan
+from evalkit.suites.prompts import Prompter, question_sequences
+from evalkit.suites.question_loading import load_questions
+from evalkit.suites.suites import choose_tasks, load_suite
+from evalkit.suites.templates import SEGMENTS, load_template
 
 VIEWS = ("slice", "transpose", "view", "reshape", "select", "unsqueeze", "expand")
 """Operations that move no data. `reshape` may copy, but in these batches it does not."""

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from versus_lm_eval import matrices, matrix_rate
 
-from evalkit.benchmarks.longbench.data import LongBenchDocument, load_rows
-from evalkit.benchmarks.longbench.official import generation_requests, score_prediction
-from evalkit.benchmarks.longbench.protocol import Task, find_task
 from evalkit.data.sampling import FirstDocuments
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import CHUNK, Prompt, end_tokens, measure_capacity
 from evalkit.generation.rows import Generation
+from evalkit.longcontext.longbench.data import LongBenchDocument, load_rows
+from evalkit.longcontext.longbench.official import generation_requests, score_prediction
+from evalkit.longcontext.longbench.protocol import Task, find_task
 from evalkit.models.loading.load import LoadedModel, load
 from evalkit.models.loading.locate import locate
 

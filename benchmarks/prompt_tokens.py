@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import sys
 
-from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
-from evalkit.benchmarks.multiple_choice.prompts import Prompter
-from evalkit.benchmarks.multiple_choice.question_loading import load_questions
-from evalkit.benchmarks.multiple_choice.questions import Question
 from evalkit.benchmarks.multiple_choice.scoring import task_tokens
-from evalkit.benchmarks.prompt_variants.prompt_sets import in_orders, orders_of, under_order
+
 from evalkit.benchmarks.run import planned
+from evalkit.benchmarks.suite_plan import ChoicePlan
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import tokenizer_alone, window_of
 from evalkit.scoring.pack import distinct_tokens
+from evalkit.suites.prompt_sets import in_orders, orders_of, under_order
+from evalkit.suites.prompts import Prompter
+from evalkit.suites.question_loading import load_questions
+from evalkit.suites.questions import Question
 
 VARY = ("template", "choice_order", "system_prompt")
 

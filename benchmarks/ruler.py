@@ -20,9 +20,9 @@ from typing import Any
 from versus_lm_eval import matrices, matrix_rate, note
 
 from evalkit.benchmarks.request import request_of
-from evalkit.benchmarks.ruler.benchmark import Ruler, RulerRequest
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import CHUNK, Prompt, end_tokens, measure_capacity
+from evalkit.longcontext.ruler.benchmark import Ruler, RulerRequest
 from evalkit.models.loading.load import load
 from evalkit.models.loading.locate import locate
 

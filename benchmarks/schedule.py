@@ -116,6 +116,7 @@ def main() -> None:
 def batch_seconds(folder: Path, data_dir: Path | None, budget: int) -> list[float]:
     """Return the seconds of every batch of at most so many tokens, of a checkpoint on all official documents."""
     from evalkit.benchmarks.multiple_choice.scoring import ScoringFacts
+
     from evalkit.benchmarks.registry import benchmark
     from evalkit.benchmarks.run import planned
     from evalkit.models.loading.load import load

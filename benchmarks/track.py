@@ -235,15 +235,15 @@ def show_help() -> dict[str, float]:
 def planning() -> dict[str, float]:
     """Encode and plan questions, on one thread."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_sequences
-    from evalkit.benchmarks.multiple_choice.question_loading import load_questions
-    from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
-    from evalkit.benchmarks.multiple_choice.templates import load_template
     from evalkit.data import Library
     from evalkit.data.sampling import FirstDocuments
     from evalkit.models.loading.load import load
     from evalkit.models.loading.locate import locate
     from evalkit.scoring.pack import plan
+    from evalkit.suites.prompts import Prompter, question_sequences
+    from evalkit.suites.question_loading import load_questions
+    from evalkit.suites.suites import choose_tasks, load_suite
+    from evalkit.suites.templates import load_template
 
     tokenizer = load(locate("demo"), device="cpu").tokenizer
     suite = choose_tasks(load_suite("zeroshot8"), ("hellaswag",))

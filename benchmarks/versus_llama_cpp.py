@@ -47,10 +47,6 @@ from llama_tables import CommandRow, TaskRow, write
 from numpy.typing import NDArray
 from versus_lm_eval import machine, note, timed
 
-from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, EncodedQuestion, Prompter, question_sequences
-from evalkit.benchmarks.multiple_choice.question_loading import load_questions
-from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
-from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
 from evalkit.models.loading.load import load
@@ -58,6 +54,10 @@ from evalkit.models.loading.locate import locate
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import batches_of
+from evalkit.suites.prompts import CONTINUATION, EncodedQuestion, Prompter, question_sequences
+from evalkit.suites.question_loading import load_questions
+from evalkit.suites.suites import choose_tasks, load_suite
+from evalkit.suites.templates import load_template
 
 TASKS = ("openbookqa", "arc_easy", "piqa", "hellaswag")
 PAIRS = ("F32:float32", "BF16:bfloat16", "F16:bfloat16", "Q4_0:bfloat16", "stored:bfloat16")

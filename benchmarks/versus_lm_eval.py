@@ -36,16 +36,6 @@ import psutil
 import torch
 
 from evalkit import __version__
-from evalkit.benchmarks.multiple_choice.prompts import (
-    CONTINUATION,
-    EncodedQuestion,
-    Prompter,
-    question_rows,
-    question_sequences,
-)
-from evalkit.benchmarks.multiple_choice.question_loading import load_questions
-from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, with_fewshot
-from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
 from evalkit.benchmarks.session import prefetched
 from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
@@ -54,6 +44,16 @@ from evalkit.models.loading.locate import locate
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import TreeBatch, batches_of
+from evalkit.suites.prompts import (
+    CONTINUATION,
+    EncodedQuestion,
+    Prompter,
+    question_rows,
+    question_sequences,
+)
+from evalkit.suites.question_loading import load_questions
+from evalkit.suites.suites import choose_tasks, load_suite, with_fewshot
+from evalkit.suites.templates import SEGMENTS, load_template
 
 BATCH_SIZES = (4, 8, 16, 32)
 """Batch sizes of lm-eval's model; the fastest is used."""

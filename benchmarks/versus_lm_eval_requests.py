@@ -28,18 +28,6 @@ import torch
 import versus_lm_eval
 from versus_lm_eval import best_peer, machine, matrices, matrix_rate, note, timed
 
-from evalkit.benchmarks.multiple_choice.prompts import (
-    CONTINUATION,
-    EncodedQuestion,
-    Prompter,
-    TokenSequence,
-    question_rows,
-    question_sequences,
-)
-from evalkit.benchmarks.multiple_choice.question_loading import load_questions
-from evalkit.benchmarks.multiple_choice.requests import load_requests
-from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite
-from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
 from evalkit.models.loading.load import load
@@ -49,6 +37,18 @@ from evalkit.runs.score_table import outcome_of
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import batches_of
+from evalkit.suites.prompts import (
+    CONTINUATION,
+    EncodedQuestion,
+    Prompter,
+    TokenSequence,
+    question_rows,
+    question_sequences,
+)
+from evalkit.suites.question_loading import load_questions
+from evalkit.suites.request_files import load_requests
+from evalkit.suites.suites import Suite, choose_tasks, load_suite
+from evalkit.suites.templates import load_template
 
 SCORED = frozenset([CONTINUATION])
 

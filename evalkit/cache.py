@@ -13,12 +13,14 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from evalkit.display import Say
 from evalkit.inputs import values
@@ -189,3 +191,53 @@ def _digest(root: Path, files: Iterable[Path]) -> str:
         content = path.read_bytes()
         digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
+
+
+Value = TypeVar("Value")
+
+_lock = threading.RLock()
+_blocks = 0  # of `remembering` that have begun and not ended
+_values: dict[str, OrderedDict[Hashable, Any]] = {}
+"""Kind → values by key, the ones used last at the end."""
+_making: dict[Hashable, threading.RLock] = {}
+"""Kind and key → the lock of the thread that makes the value; others can be made and read meanwhile."""
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Keep the values that are made within the block until its end."""
+    global _blocks
+    with _lock:
+        _blocks += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _blocks -= 1
+            if not _blocks:
+                _values.clear()
+                _making.clear()
+
+
+def remembered(kind: str, key: Hashable, make: Callable[[], Value], most: int = 4) -> Value:
+    """Return the value of a key, everything that it depends on; within `remembering`, the one made for it before.
+
+    Nobody may change the value. `most` values of a kind are kept.
+    """
+    if not _blocks:
+        return make()
+    with _lock:
+        values = _values.setdefault(kind, OrderedDict())
+        making = _making.setdefault((kind, key), threading.RLock())
+    with making:
+        with _lock:
+            if key in values:
+                values.move_to_end(key)
+                kept: Value = values[key]
+                return kept
+        value = make()
+        with _lock:
+            values[key] = value
+            while len(values) > most:
+                values.popitem(last=False)
+        return value

@@ -21,11 +21,6 @@ def brief(thing: object, *parts: object) -> str:
     return text if len(text) <= _WIDTH else text[: _WIDTH - 2] + "…)"
 
 
-def with_error(value: float, stderr: float | None) -> str:
-    """Format a fraction with its standard error, if known: "0.670 ± 0.033"."""
-    return f"{value:.3f}" + ("" if stderr is None else f" ± {stderr:.3f}")
-
-
 def counted(count: int, what: str) -> str:
     """Format a count with its noun: "1 task", "8 tasks"."""
     return f"{count} {what}{'s' * (count != 1)}"

@@ -18,7 +18,7 @@ def entries_of(run: Run, row: type[Any]) -> list[tuple[Entry, list[Any]]]:
     def refuse(line: str) -> None:
         raise AssertionError(line)
 
-    found = Journal(run.folder / JOURNAL, run.manifest["id"], row, refuse).read()
+    found = Journal(run.folder / JOURNAL, run.manifest["id"], (row,), refuse).read()
     return [(entry, [row(**values) for values in batch.to_pylist()]) for entry, batch in found]
 
 

@@ -69,6 +69,10 @@ PUBLIC = {
                      "transformers.models.llama.modeling_llama", "transformers.models.qwen2", "transformers.utils"},
 }  # fmt: skip
 """Modules with a documented use: models, caches and attention functions of one's own, and logging."""
+CAPABILITIES = ("attention", "longcontext")
+"""Folders of the package that the core does not import, not even for type checkers: it names their objects."""
+REGISTERED = re.compile(rf'^ *("[^"]+": )?"(evalkit\.(?:{"|".join(CAPABILITIES)})\.[\w.]+:\w+)",$')
+"""The line of a registry that names an object of a capability."""
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _PATH = re.compile(r"`((?:evalkit|tests|configs|benchmarks|examples)/[\w/.-]*\.(?:py|ya?ml|md|json))`")
 _LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
@@ -139,6 +143,22 @@ def other_libraries() -> Iterator[str]:
         for used in imported(tree):
             if used not in PUBLIC.get(used.split(".")[0], {used}):
                 yield f"evalkit/{module}: {used} is an internal module of another library"
+
+
+def capabilities() -> Iterator[str]:
+    """Yield imports of a capability from outside its folder, and its names in the core that are no registry's lines."""
+    for path in MODULES:
+        folder = path.relative_to(PACKAGE).parts[0]
+        others = tuple(f"evalkit.{each}" for each in CAPABILITIES if each != folder)
+        tree = ast.parse(read(path))
+        names = [f"{node.module}.{alias.name}" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+                 for alias in node.names]  # fmt: skip
+        for used in {*imported(tree), *names}:
+            if used.startswith(others):
+                yield f"{name(path)}: {used} is imported from outside of its folder"
+        for line in read(path).splitlines() if folder not in CAPABILITIES else ():
+            if any(other in line for other in others) and not REGISTERED.match(line):
+                yield f"{name(path)}: {line.strip()}: expected a line for each name of a capability"
 
 
 def overrides() -> Iterator[str]:
@@ -227,8 +247,23 @@ def unclear_variables() -> Iterator[str]:
                 yield f"{name(module)}:{node.lineno}: the variable {node.id} says nothing; give it a noun"
 
 
+def forms_of_errors() -> Iterator[str]:
+    """Yield places that write "±" before a number by themselves."""
+    for module in set(MODULES) - {PACKAGE / "reporting/numbers.py"}:
+        if re.search("±\\s*([{']|\"(?!:))", read(module)):
+            yield f"{name(module)}: ± before a number is written by evalkit/reporting/numbers.py only"
+
+
 def main() -> int:
-    rules = (language, other_libraries, overrides, documentation, unclear_variables)
+    rules = (
+        language,
+        other_libraries,
+        capabilities,
+        overrides,
+        documentation,
+        unclear_variables,
+        forms_of_errors,
+    )
     problems = [problem for rule in rules for problem in rule()]
     print(*problems, sep="\n", end="\n" * bool(problems))
     return bool(problems)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from evalkit.benchmarks.multiple_choice.questions import LeafTask, Question
+from evalkit.suites.questions import LeafTask, Question
 
 
 def question(

@@ -11,12 +11,10 @@ from threading import Thread
 import pytest
 
 from evalkit import cache
-from evalkit.benchmarks.lm_eval.tasks import catalogue_index, with_task_names
-from evalkit.benchmarks.request import SuiteRequest
 from evalkit.compatibility.lm_eval import CatalogueEntry
 from evalkit.models.loading import fingerprint
 from evalkit.models.loading.locate import silent
-from evalkit.models.loading.spec import model_spec
+from evalkit.suites.lm_eval_tasks import catalogue_index, matching_tasks
 
 
 @pytest.fixture(autouse=True)
@@ -99,16 +97,19 @@ def test_lm_evals_catalogue_is_of_the_installed_version(folder: Path, monkeypatc
         for version in "12":
             entries = {version: CatalogueEntry("TASK", "a.yaml", [])}
             with monkeypatch.context() as during:
-                during.setattr("evalkit.benchmarks.lm_eval.tasks.version", lambda _, version=version: version)
-                during.setattr("evalkit.benchmarks.lm_eval.tasks.index_tasks", lambda _, entries=entries: entries)
+                during.setattr("evalkit.suites.lm_eval_tasks.version", lambda _, version=version: version)
+                during.setattr("evalkit.suites.lm_eval_tasks.index_tasks", lambda _, entries=entries: entries)
                 names += catalogue_index(silent)
         return names
 
     assert catalogues() == ["1", "2"]
-    request = SuiteRequest(model_spec("demo"), tasks=("1*", "arc_e*", "gsm8k_*"))
     with monkeypatch.context() as during:
-        during.setattr("evalkit.benchmarks.lm_eval.tasks.version", lambda _: "1")
-        assert with_task_names(request, silent).tasks == ("1", "arc_easy", "gsm8k_gold_bpb_5shot")
+        during.setattr("evalkit.suites.lm_eval_tasks.version", lambda _: "1")
+        assert matching_tasks(("1*", "arc_e*", "gsm8k_*"), None, None, silent) == (
+            "1",
+            "arc_easy",
+            "gsm8k_gold_bpb_5shot",
+        )
     first, second = sorted(path for path in folder.rglob("*") if path.is_file())
     shutil.copyfile(first, second)
     assert catalogues() == ["1", "2"]

@@ -25,7 +25,7 @@ from tests.journals import entries_of
 from tests.marks import fast
 
 PRELOADED = [
-    "evalkit.benchmarks.run", "evalkit.models.loading.load", "evalkit.benchmarks.lm_eval.log_format",
+    "evalkit.benchmarks.run", "evalkit.models.loading.load", "evalkit.benchmarks.lm_eval_files",
     "evalkit.scoring.engine", "lm_eval.tasks", "pyarrow.parquet",
     # transformers imports these when it loads a model, which takes seconds
     "transformers.conversion_mapping", "transformers.core_model_loading", "transformers.models.auto.modeling_auto",

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from evalkit.benchmarks.attention.categories import load_tagger
-from evalkit.benchmarks.attention.groups import GROUPS, MASS
+from evalkit.attention.categories import load_tagger
+from evalkit.attention.groups import GROUPS, MASS
 from evalkit.cli import main
 from evalkit.errors import EvalkitError
 from evalkit.models.loading.locate import silent
@@ -21,8 +21,8 @@ from evalkit.studies.running import plan_runs
 from evalkit.studies.study import Study
 from evalkit.studies.study_file import read_study
 from evalkit.tables.layout import layout_names, load_layout
-from tests.benchmarks.longbench.made import record, write
 from tests.documents import made_up
+from tests.longcontext.longbench.made import record, write
 from tests.tiny import VOCABULARY, tiny_checkpoint, tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]

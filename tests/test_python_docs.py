@@ -13,8 +13,8 @@ import torch
 
 import evalkit
 from evalkit.benchmarks.lm_eval.harness import Harness
-from tests.benchmarks.longbench.made import record, write
 from tests.documents import made_up
+from tests.longcontext.longbench.made import record, write
 from tests.tiny import tiny_checkpoint
 from tests.training.trainers import trainer_of
 

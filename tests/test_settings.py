@@ -12,11 +12,11 @@ import pytest
 import evalkit
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.request import SuiteRequest
-from evalkit.benchmarks.ruler.needle import NeedleRequest
 from evalkit.cli.parameters import Command
 from evalkit.cli.root import cli
 from evalkit.errors import UsageError
 from evalkit.inputs.settings import setting, settings_of
+from evalkit.longcontext.ruler.needle import NeedleRequest
 from evalkit.models.loading.spec import ModelSpec
 from evalkit.studies.study_file import read_study
 from tests import generated

@@ -15,13 +15,10 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cache
 from itertools import chain
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from evalkit.benchmarks.outcomes import Measure
 from evalkit.errors import UsageError
-from evalkit.inputs.validated import FileSettings, Listed, NonEmpty
 from evalkit.plugins import load_added
 from evalkit.runs.score_table import FRACTION
 
@@ -30,19 +27,6 @@ EditVariant = Literal["difflib", "rapidfuzz"]
 """The official code's edit similarity without and with python-Levenshtein; published scores use the first."""
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
-
-
-class AnswerSettings(FileSettings):
-    """How the answers of a task are generated and scored."""
-
-    metric: NonEmpty = "exact_match"
-    """Name of an `AnswerMetric`."""
-    max_new_tokens: Annotated[int, Field(ge=1)] = 32
-    """Maximum length of an answer, in tokens."""
-    until: Listed[NonEmpty] = ("\n",)
-    """Texts that end an answer and are not part of it."""
-    truncate: Literal["middle"] | None = None
-    """"middle": a prompt that is too long for the context window loses its middle; None: it is an error."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +47,15 @@ class AnswerMetric:
 
     @property
     def measure(self) -> Measure:
-        words = f"{self.name} in {'%' if self.unit == FRACTION else self.unit}"
-        return Measure(words, self.graded, self.name, self.bounds, self.higher_is_better, unit=self.unit)
+        return answer_measure(self.name, self.graded, self.bounds, self.higher_is_better, self.unit)
+
+
+def answer_measure(
+    name: str, graded: bool, bounds: tuple[float, float] | None, higher_is_better: bool, unit: str
+) -> Measure:
+    """Return the measure of an `AnswerMetric` with these attributes."""
+    words = f"{name} in {'%' if unit == FRACTION else unit}"
+    return Measure(words, graded, name, bounds, higher_is_better, unit=unit)
 
 
 @cache

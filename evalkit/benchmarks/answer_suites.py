@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from evalkit.benchmarks.generated import DocumentPlan
-from evalkit.benchmarks.multiple_choice.suites import AnswerTask, chosen_suite, label_of
-from evalkit.benchmarks.outcomes import Label
-from evalkit.benchmarks.prompted import AnswersBenchmark, PromptedRequest, PromptTask
+from evalkit.benchmarks.base import ListedSuite
+from evalkit.benchmarks.generated import AnswerPlan
+from evalkit.benchmarks.prompted import AnswersBenchmark, FinishedPrompted, PromptedRequest, PromptTask
 from evalkit.benchmarks.request import UserSuiteRequest
 from evalkit.data.requests import own_file
 from evalkit.display import Say, doing
-from evalkit.runs.folder import Run
+from evalkit.suites.suites import AnswerTask, Label, chosen_suite, label_of
 
 
 @dataclass(frozen=True)
@@ -23,11 +22,17 @@ class AnswersRequest(PromptedRequest, UserSuiteRequest):
     """Settings of a run of prompts of a suite file, or of a file of requests."""
 
 
+class FinishedAnswerSuite(FinishedPrompted):
+    def label(self, task: str) -> Label:
+        return label_of(task, self.run.manifest)
+
+
 class AnswerSuites(AnswersBenchmark):
     kind = "answers"
     request = AnswersRequest
+    read = FinishedAnswerSuite
 
-    def plan(self, request: AnswersRequest, say: Say) -> DocumentPlan:
+    def plan(self, request: AnswersRequest, say: Say) -> AnswerPlan:
         suite = chosen_suite(request.suite, request.requests, request.tasks)
         with doing("reading documents"):
             tasks = {name: _task(suite.answers[name]) for name in suite.tasks}
@@ -38,11 +43,8 @@ class AnswerSuites(AnswersBenchmark):
         about = {"sizes": sizes, "labels": suite.labels, "short": suite.short}
         return replace(plan, manifest=plan.manifest | about)
 
-    def suites(self) -> Mapping[str, str]:
+    def suites(self) -> Mapping[str, ListedSuite]:
         return {}
-
-    def label(self, run: Run, task: str) -> Label:
-        return label_of(task, run.manifest)
 
 
 def _task(about: AnswerTask) -> PromptTask:

@@ -1,133 +1,65 @@
-"""The benchmark protocol: `session.py` runs it, and each subpackage implements it.
+"""The benchmark protocol: `session.py` runs it, and each kind of run implements it.
 
-    plan        the validated request; made without torch
-    setup       the part of the plan that a computer needs
-    computer    the loaded model, and the facts about it that planning needs
-    batches     made from the plan, these facts and a tokenizer, without weights
-    rows        computed from a batch; stored in the journal
-    results     tables and results.json, computed from all rows of the journal
-
-Setups, batches, facts and rows can be pickled, so that other processes can compute a run. The rows of a batch depend
-only on the plan, the batch and the model, not on earlier batches.
+plan        the validated request, with its documents and what is asked of the model; made without torch
+rows        computed by the request layer (`evalkit.requests`), or by the kind's own computer; stored in the journal
+results     tables and results.json, computed from all rows of the journal
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from evalkit.benchmarks.outcomes import Label, average_metric, formatted, metrics_report
 from evalkit.display import Say
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.errors import UsageError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import StoredResults
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.document_views import TaskView
-    from evalkit.benchmarks.outcomes import Comparable, Metric
-    from evalkit.benchmarks.request import Request, TaskTokens
-    from evalkit.data import HubSplit
-    from evalkit.models.loading.load import LoadedModel
+    from evalkit.benchmarks.results import FinishedResults
     from evalkit.models.loading.locate import Checkpoint
-    from evalkit.reporting.figures import RunFigure
-    from evalkit.reporting.report import Report
-    from evalkit.runs.columns import Rows
-    from evalkit.runs.folder import Run
-    from evalkit.runs.journal import FinishedRows, Key
-    from evalkit.runs.traits import BatchDevice
+    from evalkit.requests.requests import RunRequests
+    from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
 
-Row = tuple[Any, ...]
-"""A journal row: a `NamedTuple` of numbers, strings, booleans and None."""
-BatchKey = tuple[str, int]
-"""The journal's task, and the batch's number."""
 
+class Plan:
+    """A validated run that is not computed yet: base class of the kinds' plans, which are dataclasses."""
 
-@dataclass(frozen=True)
-class Batch:
-    """The documents that go through the model together."""
-
-    task: str
-    number: int
-    content: Any
-    """Input of the benchmark's computer."""
-    work: float
-    """Expected cost, in the unit of `Planned`."""
-    documents: int
-    journal: str = ""
-    """Name of the task in the journal; empty: `task`."""
-
-    @property
-    def key(self) -> BatchKey:
-        return self.journal or self.task, self.number
-
-    def warm(self) -> None:
-        """Compute what needs no model and is not pickled, if its content has a method for it."""
-        if warm := getattr(self.content, "warm", None):
-            warm()
-
-
-Batches = Generator[Batch, None, None]
-
-
-@dataclass(frozen=True)
-class Planned:
-    """The remaining batches of a run, in order."""
-
-    batches: Batches
-    """May be generated while earlier ones are computed."""
-    total: float
-    """Work of the whole run, or of its remainder if the whole is unknown without tokenising more."""
-    done: float
-    """The part of `total` that is in the journal."""
-    message: str = ""
-    """Summary of the remaining work in one line, shown to the user."""
-    stop: Callable[[], None] = lambda: None
-    """Makes another thread that is generating a batch stop; what it generates is not needed any more."""
-
-
-class Budget(NamedTuple):
-    """Maximum number of tokens at a time; None: as many as fit into memory."""
-
-    scored: int | None = None  # in one forward pass
-    kept: int | None = None  # whose keys and values are cached during generation
-
-
-class Plan(Protocol):
-    """A validated run that is not computed yet."""
-
-    @property
-    def request(self) -> Request: ...
-
-    @property
-    def checkpoint(self) -> Checkpoint: ...
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """The run's manifest, without the keys that need the loaded model."""
+    request: Any
+    checkpoint: Checkpoint
+    manifest: dict[str, Any]
+    """The run's manifest, without the keys that need the loaded model."""
 
     @property
     def folder(self) -> Path:
         """The run folder, which may not exist yet."""
+        raise NotImplementedError
+
+    @property
+    def requests(self) -> RunRequests:
+        """What is asked of the model, where the request layer computes the run."""
+        raise NotImplementedError
+
+    def sampled(self, sample: int) -> RunRequests:
+        """Return the requests of `sample` documents of each task, with the sizes of the tasks, for estimates."""
+        raise NotImplementedError
+
+    def shown_prompts(self, count: int, say: Say) -> Iterator[str]:
+        """Yield the first prompts of each task as the model reads them, formatted for a terminal."""
+        raise UsageError(f"--show-prompts: benchmark {self.manifest['kind']} does not support it; leave it out")
 
 
-class Computer(Protocol):
-    """A loaded model, ready for one benchmark's batches."""
+class ListedSuite(NamedTuple):
+    """What is listed of a suite."""
 
-    facts: Any
-    """Properties of the model that planning needs; a dataclass of plain data."""
-    about: dict[str, Any]
-    """Manifest entries about the loaded model."""
-
-    def place(self, batch: Batch | None = None) -> BatchDevice:
-        """Return the device that computes a batch; without a batch, the device of most batches."""
-
-    def compute(self, batch: Batch) -> Rows:
-        """Compute a batch: `Row`s or, for many rows, an Arrow table with the schema of `runs.columns.schema_of`."""
+    description: str = ""
+    """In one line."""
+    averages: Callable[[], dict[str, tuple[str, ...]]] | None = None
+    """Returns average → its tasks, for tables; the last average is "Average", over all tasks. None: no averages."""
 
 
 class lazy:
@@ -141,136 +73,40 @@ class lazy:
 
 
 class Benchmark(ABC):
-    """One kind of run. It has no state: everything about a run is in its plan.
+    """One kind of run. It has no state: everything about a run is in its plan, and `read` reads a finished one.
 
     What a kind must have comes first; any of it can be `lazy`. What it may have follows, with the default of those
     that lack it. Every method may raise an `EvalkitError`: for an invalid request, checkpoint or document, or a damaged
-    run. Wherever a `rule` is an argument, None is the run's own; a run without scores for a rule raises
-    `UnknownNameError`.
+    run.
     """
 
     kind: ClassVar[str]
     """Name in manifests and in the registry."""
-    row: ClassVar[type[Row]]
-    """Type of the journal's rows."""
-    key: ClassVar[tuple[str, ...]]
-    """Columns of `row` that identify its subject, such as a document. All rows with one key are in one batch."""
     request: Any
     """The request type, whose fields are the settings; see `request.request_of`."""
-    facts: Any
-    """The dataclass of `Computer.facts`, which is restored from the manifest."""
+    computation: Any = lazy("evalkit.requests.computation:REQUESTS")
+    """How its rows are computed: by the request layer, so that its plans have `requests`; or by a computer of its own.
+    """
+    read: ClassVar[type[FinishedResults]]
+    """Results of a finished run."""
 
     @abstractmethod
     def plan(self, request: Any, say: Say) -> Plan:
         """Validate a request and make the plan of its run."""
 
     @abstractmethod
-    def is_missing(self, plan: Any, finished: FinishedRows) -> bool:
-        """Whether rows are missing; stored rows are those with `(task, *values of the key) in finished`."""
-
-    @abstractmethod
-    def setup(self, plan: Any) -> Any:
-        """Return what `computer` needs of a plan: plain data, with a few documents at most."""
-
-    @abstractmethod
-    def computer(self, setup: Any, loaded: LoadedModel, budget: Budget, say: Say) -> Computer:
-        """Prepare the run's model for its batches, with the plan's `setup`."""
-
-    @abstractmethod
-    def batches(self, plan: Any, facts: Any, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
-        """Plan all batches, independently of the journal, and leave out those that it already has.
-
-        Errors of documents may also be raised while the batches are iterated.
-        """
-
-    @abstractmethod
     def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
         """Write tables from `FinishedRows.rows`, `table` or `batches`; call `RunWriter.save_results` last."""
-
-    @abstractmethod
-    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """Return the metrics of a finished run; the most important metric of a task comes first."""
-
-    @abstractmethod
-    def comparable(self, run: Run) -> Comparable:
-        """Return the documents of a finished run with their scores, if it has scores of single documents."""
-
-    def shared_rows(self, plan: Any) -> list[tuple[int, set[Key]]]:
-        """Return the keys of rows that runs of other samples may have too, by what is planned together; else none.
-
-        With each of these parts is its step, as of `DocumentSample.steps`. A row's key has the digest of its texts.
-        """
-        return []
 
     results_form: ClassVar[type[Stored]] = StoredResults
     """Schema of its results.json, beyond the keys that every benchmark has."""
     files: ClassVar[tuple[str, ...]] = ()
     """Files of a finished run, beside those that every run has; a run that lacks one is computed or written again."""
 
-    def refuse_rule(self, run: Run, rule: str | None) -> None:
-        if rule not in (None, self.kind):
-            raise UnknownNameError(f"rule of run {run.folder}", rule, (self.kind,))
-
-    def suites(self) -> Mapping[str, str]:
-        """Return suite name, as in `evalkit run --suite` → description in one line."""
-        return dict.fromkeys(self.averages() or (self.kind,), "")
-
-    def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """Return suite → average → its tasks, for tables; the last average is "Average", over all tasks."""
-        return {}
+    def suites(self) -> Mapping[str, ListedSuite]:
+        """Return the suites by their names, as in `evalkit run --suite`."""
+        return {self.kind: ListedSuite()}
 
     def options_outside_id(self, options: Mapping[str, Any]) -> frozenset[str]:
         """Return the names of a run's options, which include its suite, that never change its id; others may."""
         return frozenset({"token_budget", "device_map", "name"})
-
-    def prompts(self, plan: Any, count: int, say: Say) -> Iterator[str]:
-        """Yield the first prompts of each task as the model reads them, formatted for a terminal."""
-        raise UsageError(f"--show-prompts: benchmark {self.kind} does not support it; leave it out")
-
-    def token_counts(self, plan: Any, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
-        """Estimate the tokens of each task of a whole run from `sample` documents of each, without a model.
-
-        Raises the `EvalkitError` that the run would end with.
-        """
-        return []
-
-    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        """Return the printed report of a finished run; `detail`: with all that a first look does not need."""
-        return metrics_report(run, self.metrics(run, rule))
-
-    def rescored(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        """Return the report of a finished run's choices under a rule; arguments as of `report`."""
-        from evalkit.benchmarks.multiple_choice.results_report import choices_report
-
-        return choices_report(run, rule, detail)
-
-    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        """Yield the documents of a finished run as people read them, by task; no `tasks`: of all."""
-        return iter(())
-
-    def figures(self, runs: Sequence[Run], names: Sequence[str], models: Sequence[str]) -> list[RunFigure]:
-        """Return the figures, with unique names, of finished runs; `models` are equal for seeds of one model."""
-        return []
-
-    def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
-        """Return the averages of a finished run, as in results.json."""
-        return list(run.stored["averages"])
-
-    def headline(self, run: Run, rule: str | None = None) -> tuple[Metric | None, str]:
-        """Return the number that stands for a finished run in lists, and its printed form: the last average."""
-        if not (averages := self.stored_averages(run, rule)):
-            return None, "finished"
-        average = average_metric(averages[-1])
-        name = "" if average.task == "Average" else f"{average.task.lower()} "
-        value, error = formatted(average)
-        number = f"{name}{value} ± {error}" if error else f"{name}{value}"
-        if average.whole is None:
-            return average, f"{number} {average.name}"
-        return average, f"{number} ({rule or run.rule})" if run.rule else number
-
-    def label(self, run: Run, task: str) -> Label:
-        return Label(task, task)
-
-    def dataset(self, run: Run, task: str) -> HubSplit | None:
-        """Return the published dataset of a task's documents; None if it is unknown."""
-        return None

@@ -6,7 +6,7 @@ In: two finished runs of any benchmark. Out: the traits that differ, or the firs
 from __future__ import annotations
 
 from evalkit.benchmarks.outcomes import CONTENT
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import Trait, traits
 
@@ -46,7 +46,7 @@ def differences(a: Run, b: Run, rule: str | None = None) -> list[tuple[Trait, Tr
 
 def _contents(run: Run) -> dict[str, dict[str, str]]:
     """Return task → what identifies its documents and examples → its value, for example a hash."""
-    comparable, examples = benchmark_of(run).comparable(run), run.manifest["specification"].get("examples") or {}
+    comparable, examples = results_of(run).comparable(), run.manifest["specification"].get("examples") or {}
     return {
         task: comparable.must_agree(task) | ({"examples": examples[task]} if task in examples else {})
         for task in run.manifest["documents"]
@@ -59,7 +59,7 @@ def document_difference(a: Run, b: Run, task: str, by_content: bool = False) -> 
     If documents are paired by their content, the runs may be of other selections. Others are paired by number, which
     must then stand for the same content in both runs.
     """
-    first, second = (benchmark_of(run).comparable(run) for run in (a, b))
+    first, second = (results_of(run).comparable() for run in (a, b))
     mine, theirs = first.must_agree(task), second.must_agree(task)
     for what, value in mine.items():
         if not (by_content and what in _OF_SELECTION) and "" != value != theirs[what] != "":

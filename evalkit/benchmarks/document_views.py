@@ -1,7 +1,7 @@
 """Documents of a finished run as people read them: prompts by segment, choices or answers, scores.
 
-In: a run, by `Benchmark.views`. Out: a view of each task. Texts of choices are read from the documents' source again,
-and only if these are the documents that were scored; answers are read from the run folder.
+In: a run, by `FinishedResults.views`. Out: a view of each task. Texts of choices are read from the documents' source
+again, and only if these are the documents that were scored; answers are read from the run folder.
 """
 
 from __future__ import annotations
@@ -10,20 +10,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from os.path import commonprefix
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from evalkit.reporting.decimals import fixed
 from evalkit.runs.score_table import FRACTION
+from evalkit.suites.templates import Piece
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-class Piece(NamedTuple):
-    """A stretch of a prompt, of one of `SEGMENTS`."""
-
-    segment: str
-    text: str
 
 
 DocumentKey: TypeAlias = tuple[str, int]
@@ -126,7 +120,7 @@ def answer_views(table: pd.DataFrame, tasks: Collection[str], metric: Callable[[
     """Yield the generated answers of a run by task; no `tasks`: all.
 
     The table has columns task, id, answer (the text that was scored), references, score, the whole prompt if the run
-    stores it, and those of `GeneratedAnswer`; without `tokens_before`, no prompt was truncated.
+    stores it, and those of `GeneratedRow`; without `tokens_before`, no prompt was truncated.
     """
     for task, rows in table.groupby("task", sort=False):
         if not tasks or task in tasks:

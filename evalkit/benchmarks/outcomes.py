@@ -11,14 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from evalkit.errors import UnknownNameError
-from evalkit.reporting.decimals import fixed, percent
+from evalkit.reporting.numbers import METRICS, SHARES, NumberFormat
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
+from evalkit.runs.notes import direction_mark, notes_below
 from evalkit.runs.score_table import CLUSTER, FRACTION, PERCENT
-from evalkit.runs.traits import caveats, run_notes
+from evalkit.runs.traits import caveat_mark
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 CONTENT = "content"
 """Column of documents with the hash of their content, where runs of other programs number them in their own way."""
-LOWER_IS_BETTER = " ↓"
-"""Mark after the metric's name, explained by `LOWER_NOTE`."""
-LOWER_NOTE = "↓: lower is better"
 
 
 _WHOLE: dict[str | None, float] = {FRACTION: 1.0, PERCENT: 100.0}
@@ -74,6 +72,11 @@ class Metric:
         return _WHOLE.get(self.unit)
 
     @property
+    def format(self) -> NumberFormat:
+        """How the number is printed: shares in percent."""
+        return NumberFormat(SHARES.places, self.whole) if self.whole else METRICS
+
+    @property
     def record(self) -> dict[str, Any]:
         """All fields, for JSON and CSV: the name is that of the "metric", as in results.json."""
         fields = asdict(self)
@@ -106,27 +109,11 @@ def average_metric(average: Mapping[str, Any]) -> Metric:
     return Metric(average["name"], average["metric"], n=0, bounds=bounds, **about)
 
 
-def formatted(metric: Metric | None) -> tuple[str, str]:
-    """Return a number and its error as printed, shares in percent; a dash, and empty, where there is none."""
-    if metric is None or metric.value is None:
-        return "–", ""
-    if whole := metric.whole:
-        return percent(metric.value / whole), "" if metric.stderr is None else percent(metric.stderr / whole)
-    return fixed(metric.value, 4), "" if metric.stderr is None else fixed(metric.stderr, 4)
-
-
 def _check_unit(of: Metric | Measure) -> None:
     """Raise a `ValueError` if a share has other bounds than its unit's: it would be printed in percent."""
     whole = _WHOLE.get(of.unit)
     if whole is not None and of.bounds != (0.0, whole):
         raise ValueError(f"{of.name}: a {of.unit} is from 0 to {whole:g}, not within {of.bounds}; give its unit")
-
-
-class Label(NamedTuple):
-    """Printed names of a task; the short one is for narrow tables."""
-
-    full: str
-    short: str
 
 
 @dataclass(frozen=True)
@@ -294,17 +281,15 @@ def run_content(run: Run, **more: Any) -> dict[str, Any]:
     return {"run": run.manifest["id"], "folder": str(run.folder)} | more | dict(run.stored)
 
 
-def metrics_report(run: Run, metrics: Sequence[Metric]) -> Report:
-    """Return a report with one line for each metric."""
+def metrics_report(run: Run, metrics: Sequence[Metric], lines: Sequence[str] = ()) -> Report:
+    """Return a report with one line for each metric; `lines` are what the kind says of the numbers."""
     rows = []
     for metric in metrics:
         layer = "" if metric.layer is None else f", layer {metric.layer}"
-        name = metric.name + layer + (LOWER_IS_BETTER if metric.higher_is_better is False else "")
-        task = metric.task + "*" * (metric.task in caveats(run.manifest))
-        error = "–" if metric.stderr is None else f"± {fixed(metric.stderr, 4)}"
+        name = metric.name + layer + direction_mark(metric.higher_is_better)
+        task = metric.task + caveat_mark(run.manifest, [metric.task])
         documents = f"{metric.n:,}" if metric.n else ""
-        rows.append([task, name, documents, fixed(metric.value, 4), error])
+        rows.append([task, name, documents, *METRICS.columns(metric.value, metric.stderr)])
     table = simple_table(run.suite, ["task", "metric", "n", "value", "± SE"], rows, texts=2)
-    lower = [LOWER_NOTE] if any(metric.higher_is_better is False for metric in metrics) else []
-    notes = (*lower, *run_notes(run.manifest))
+    notes = notes_below(run.manifest, lines, (metric.higher_is_better for metric in metrics))
     return Report((table,), notes=notes, content=run_content(run), records=[metric.record for metric in metrics])

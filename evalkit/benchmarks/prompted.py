@@ -12,13 +12,15 @@ import json
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from itertools import pairwise
 from sys import float_info
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from evalkit.benchmarks import generated
-from evalkit.benchmarks.answer_metrics import AnswerMetric, AnswerSettings, find_answer_metric
-from evalkit.benchmarks.generated import DocumentPlan, GeneratedAnswer, GenerationRequest, TaskDocuments
+from evalkit.benchmarks.answer_metrics import AnswerMetric, answer_measure, find_answer_metric
+from evalkit.benchmarks.base import ListedSuite
+from evalkit.benchmarks.generated import AnswerPlan, TaskDocuments, answer_columns
 from evalkit.benchmarks.outcomes import Measure, Metric, average_metric, metrics_report, stored_value
 from evalkit.benchmarks.request import DocumentRequest
 from evalkit.data.requests import AnswerDocument
@@ -29,11 +31,14 @@ from evalkit.escape import counted, part_name
 from evalkit.inputs.settings import setting
 from evalkit.inputs.validated import Stored
 from evalkit.reporting.report import Report
-from evalkit.runs.folder import Run, StoredTask, StoredValue
+from evalkit.requests.requests import Generate
+from evalkit.requests.rows import GeneratedRow
+from evalkit.runs.folder import StoredTask, StoredValue
 from evalkit.runs.journal import FinishedRows
 from evalkit.runs.writing import RunWriter
 from evalkit.stats.estimates import error_of_average, known_error
 from evalkit.stats.estimates import mean as mean_of
+from evalkit.suites.suites import AnswerSettings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,6 +51,9 @@ ANSWERS = "answers.parquet"
 class _PromptedTask(StoredTask, StoredValue):
     n: int
     truncated: int
+    graded: bool
+    """This and `bounds` as of the task's `AnswerMetric`, so that a run is read without the package that adds it."""
+    bounds: list[float] | None
 
 
 class _PromptedResults(Stored):
@@ -82,14 +90,59 @@ class PlannedPrompt(NamedTuple):
     metric: AnswerMetric
 
 
+class FinishedPrompted(generated.FinishedAnswers):
+    """Results of a run of prompts with references."""
+
+    checked = ("prompt", "references")
+    prompt_settings: ClassVar = {"settings of its answers": "answers"}
+
+    def metrics(self, rule: str | None = None) -> list[Metric]:
+        self.refuse_rule(rule)
+        metrics = []
+        for task in self.run.stored["tasks"]:
+            measure = _stored_measure(task)
+            scored = (task["task"], measure.name, task["n"], task["value"], task["stderr"])
+            scale = (measure.higher_is_better, measure.bounds)
+            metrics.append(Metric(*scored, *scale, truncated=task["truncated"], unit=measure.unit))
+        return metrics
+
+    def measures(self) -> dict[str, Measure]:
+        return {self.run.kind: _common_measure([_stored_measure(task) for task in self.run.stored["tasks"]])}
+
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        return _groups(self.run.manifest)
+
+    def answers(self) -> pd.DataFrame:
+        table = self.run.table(ANSWERS, ("task", "id", "source", "prompt", "references", "answer", "score"))
+        return table.assign(references=table["references"].map(json.loads).map(tuple))
+
+    def views(self, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+        from evalkit.benchmarks.document_views import answer_views
+
+        measures = {task["task"]: _stored_measure(task) for task in self.run.stored["tasks"]}
+        for view in answer_views(self.answers(), tasks, self.metric_of):
+            measure = measures[view.task]
+            yield replace(view, unit=measure.unit, higher_is_better=measure.higher_is_better)
+
+    def report(self, rule: str | None = None, detail: bool = False) -> Report:
+        metrics = self.metrics(rule)
+        if len(metrics) > 1:
+            metrics += map(average_metric, self.run.stored["averages"])
+        cut = []
+        for task in self.run.stored["tasks"]:
+            if task["truncated"]:
+                of_all = f"{task['truncated']:,} of {counted(task['n'], 'prompt')}"
+                cut.append(f"{task['task']}: {of_all} too long for the context window, cut in the middle")
+        return metrics_report(self.run, metrics, cut)
+
+
 class AnswersBenchmark(generated.GeneratedBenchmark):
     """Base class of benchmarks of prompts with references."""
 
     request: Any = PromptedRequest
     results_form = _PromptedResults
     files = (ANSWERS,)
-    checked = ("prompt", "references")
-    prompt_settings: ClassVar = {"settings of its answers": "answers"}
+    read = FinishedPrompted
 
     def answer_metric(self, name: str) -> AnswerMetric:
         """Return the metric that a task's settings name."""
@@ -97,7 +150,7 @@ class AnswersBenchmark(generated.GeneratedBenchmark):
 
     def prompted_plan(
         self, request: PromptedRequest, tasks: Mapping[str, PromptTask], settings: Mapping[str, Any], say: Say
-    ) -> DocumentPlan:
+    ) -> AnswerPlan:
         """Return the plan of a run; `settings` are further entries of the specification, such as the suite's name."""
         prompts = dict[str, TaskDocuments]()
         answers = dict[str, dict[str, Any]]()
@@ -118,12 +171,10 @@ class AnswersBenchmark(generated.GeneratedBenchmark):
         about = {**settings, "answers": answers}
         return generated.generated_plan(self.kind, request, checkpoint, context, prompts, about, say, request.chat)
 
-    def ids(self, plan: DocumentPlan, task: str) -> list[str]:
+    def ids(self, plan: AnswerPlan, task: str) -> list[str]:
         return [str(planned.document.doc_id) for planned in plan.tasks[task]]
 
-    def generation_requests(
-        self, plan: DocumentPlan, task: str, ends: frozenset[int], tokenizer: Any
-    ) -> list[GenerationRequest]:
+    def generation_requests(self, plan: AnswerPlan, task: str, ends: frozenset[int], tokenizer: Any) -> list[Generate]:
         import numpy as np
 
         from evalkit.generation.prompts import Prompt, Stops, fit_prompt, prompt_tokens
@@ -149,102 +200,60 @@ class AnswersBenchmark(generated.GeneratedBenchmark):
             stops = Stops(ends, until=settings.until)
             prompt = Prompt(number, tokens, settings.max_new_tokens, stops)
             digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-            requests.append(GenerationRequest(str(document.doc_id), prompt, digest, before))
+            requests.append(Generate(str(document.doc_id), prompt, digest, before))
         return requests
 
-    def finish(self, plan: DocumentPlan, finished: FinishedRows, writer: RunWriter) -> None:
+    def finish(self, plan: AnswerPlan, finished: FinishedRows, writer: RunWriter) -> None:
         caveats = {}
         for name, documents in plan.tasks.items():
-            if texts := repeated_prompts(planned.document.prompt for planned in documents):
-                caveats[name] = texts
-        if caveats:
-            writer.save_manifest(caveats=caveats)
+            caveats[name] = repeated_prompts(planned.document.prompt for planned in documents)
+        writer.save_caveats(caveats)
         super().finish(plan, finished, writer)
 
-    def table_row(self, task: str, document: PlannedPrompt, answer: GeneratedAnswer) -> dict[str, Any]:
-        asked, settings, metric = document
-        text = answer.text
-        ends = [text.find(stop) for stop in settings.until if stop in text]
-        text = text[: min(ends, default=len(text))]
-        score = float(metric.score(text, asked.references))
+    def table_row(self, task: str, document: PlannedPrompt, answer: GeneratedRow) -> dict[str, Any]:
+        asked = document.document
+        metric = document.metric
+        score = float(metric.score(answer.text, asked.references))
         low, high = metric.bounds or (-float_info.max, float_info.max)
         if not low <= score <= high:  # NaN is not
             expected = f"{low:g} to {high:g}" if metric.bounds else "a finite number"
-            raise ScoringError(f"{task} document {answer.id}: {metric.name} scores {score}; expected {expected}")
+            raise ScoringError(f"{task} document {answer.document}: {metric.name} scores {score}; expected {expected}")
         return {
             "task": task,
             "prompt": asked.prompt,
             "references": json.dumps(asked.references, ensure_ascii=False),
-            **answer.columns(),
-            "answer": text,
+            **answer_columns(answer),
+            "answer": answer.text,
             "score": score,
-            "source": asked.source or f"document {answer.id}",
+            "source": asked.source or f"document {answer.document}",
         }
 
-    def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
+    def results(self, plan: AnswerPlan, table: pd.DataFrame) -> dict[str, Any]:
         results = dict[str, dict[str, Any]]()
-        metrics = self._metrics(plan.manifest)
-        for task in plan.tasks:
+        measures = dict[str, Measure]()
+        for task, documents in plan.tasks.items():
+            measure = measures[task] = documents[0].metric.measure
             rows = table[table["task"] == task]
             scores = rows["score"].to_numpy(float)
             sources = rows["source"].factorize()[0]
             error = known_error(mean_of(scores, sources).stderr)
-            value = stored_value(metrics[task].measure, float(scores.mean()), error)
-            truncated = int(rows["truncated"].sum())
-            results[task] = {"task": task, "n": len(rows), "truncated": truncated, **value}
+            results[task] = {
+                "task": task,
+                "n": len(rows),
+                "truncated": int(rows["truncated"].sum()),
+                "graded": measure.graded,
+                "bounds": measure.bounds,
+                **stored_value(measure, float(scores.mean()), error),
+            }
         averages = []
         for name, tasks in _groups(plan.manifest).items():
             members = [results[task] for task in tasks]
             value = sum(member["value"] for member in members) / len(members)
             error = error_of_average([member["stderr"] for member in members])
-            measure = _common_measure([metrics[task] for task in tasks])
+            measure = _common_measure([measures[task] for task in tasks])
             size = plan.manifest.get("sizes", {}).get(name, len(tasks))
             averages.append({"name": part_name(name, len(tasks), size)} | stored_value(measure, value, error))
         return {"tasks": list(results.values()), "averages": averages}
-
-    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        self.refuse_rule(run, rule)
-        metrics = []
-        for task in run.stored["tasks"]:
-            measure = self._metrics(run.manifest)[task["task"]].measure
-            scored = (task["task"], measure.name, task["n"], task["value"], task["stderr"])
-            scale = (measure.higher_is_better, measure.bounds)
-            metrics.append(Metric(*scored, *scale, truncated=task["truncated"], unit=measure.unit))
-        return metrics
-
-    def measures(self, run: Run) -> dict[str, Measure]:
-        return {self.kind: _common_measure(list(self._metrics(run.manifest).values()))}
-
-    def groups(self, run: Run) -> dict[str, tuple[str, ...]]:
-        return _groups(run.manifest)
-
-    def answers(self, run: Run) -> pd.DataFrame:
-        table = run.table(ANSWERS, ("task", "id", "source", "prompt", "references", "answer", "score"))
-        return table.assign(references=table["references"].map(json.loads).map(tuple))
-
-    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        from evalkit.benchmarks.document_views import answer_views
-
-        metrics = self._metrics(run.manifest)
-        for view in answer_views(self.answers(run), tasks, lambda task: metrics[task].name):
-            metric = metrics[view.task]
-            yield replace(view, unit=metric.unit, higher_is_better=metric.higher_is_better)
-
-    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        metrics = self.metrics(run, rule)
-        if len(metrics) > 1:
-            metrics += map(average_metric, run.stored["averages"])
-        cut = []
-        for task in run.stored["tasks"]:
-            if task["truncated"]:
-                of_all = f"{task['truncated']:,} of {counted(task['n'], 'prompt')}"
-                cut.append(f"{task['task']}: {of_all} too long for the context window, cut in the middle")
-        return metrics_report(run, metrics).with_notes(cut)
-
-    def _metrics(self, manifest: Mapping[str, Any]) -> dict[str, AnswerMetric]:
-        """Return task → its metric."""
-        answers = manifest["specification"]["answers"]
-        return {task: self.answer_metric(settings["metric"]) for task, settings in answers.items()}
 
 
 class PromptedBenchmark(AnswersBenchmark):
@@ -272,7 +281,8 @@ class PromptedBenchmark(AnswersBenchmark):
         has_own = type(self).score is not PromptedBenchmark.score
         return AnswerMetric(self.metric, self.score) if has_own else find_answer_metric(name)
 
-    def plan(self, request: PromptedRequest, say: Say) -> DocumentPlan:
+    def plan(self, request: PromptedRequest, say: Say) -> AnswerPlan:
+        self._check_score()
         settings = AnswerSettings(
             metric=self.metric, max_new_tokens=self.max_new_tokens, until=self.until, truncate=self.truncate
         )
@@ -282,11 +292,17 @@ class PromptedBenchmark(AnswersBenchmark):
             tasks[name] = PromptTask(numbered, f"benchmark {self.kind}", settings)
         return self.prompted_plan(request, tasks, {"version": self.version}, say)
 
-    def suites(self) -> dict[str, str]:
-        return {self.kind: self.description}
+    def _check_score(self) -> None:
+        """Raise a `UsageError` for a `score` of one reference, which would compare the answer with a tuple."""
+        names = [*signature(self.score).parameters]
+        if names[1:] != ["references"]:
+            raise UsageError(
+                f"benchmark {self.kind}: score({', '.join(names)}) must be score(answer, references), of which the "
+                "second is a tuple of all right answers; rename it, and return the best score over them"
+            )
 
-    def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        return {self.kind: {"Average": tuple(self.tasks())}}
+    def suites(self) -> dict[str, ListedSuite]:
+        return {self.kind: ListedSuite(self.description, lambda: {"Average": tuple(self.tasks())})}
 
 
 def _numbered(number: int, document: PromptDocument) -> AnswerDocument:
@@ -322,11 +338,17 @@ def _check_scales(metrics: Sequence[AnswerMetric]) -> None:
             )
 
 
-def _common_measure(metrics: Sequence[AnswerMetric]) -> Measure:
-    """Return the measure of tasks with the same scale: their metric's, or one named "score" of several metrics."""
-    by_name = {metric.name: metric for metric in metrics}
-    first = metrics[0]
+def _stored_measure(task: Mapping[str, Any]) -> Measure:
+    """Return the measure of a task of results.json."""
+    bounds = task["bounds"] and tuple(task["bounds"])
+    return answer_measure(task["metric"], task["graded"], bounds, task["higher_is_better"], task["unit"])
+
+
+def _common_measure(measures: Sequence[Measure]) -> Measure:
+    """Return the measure of tasks with the same scale: their own, or one named "score" of several metrics."""
+    by_name = {measure.name: measure for measure in measures}
+    first = measures[0]
     if len(by_name) == 1:
-        return first.measure
+        return first
     words = f"metric of each task ({', '.join(by_name)}), averaged over tasks"
-    return replace(first.measure, words=words, graded=True, name="score")
+    return replace(first, words=words, graded=True, name="score")

@@ -1,8 +1,8 @@
 """Registry of benchmarks: evalkit's own, and those of installed packages.
 
-In: a kind, a suite or a run. Out: its `Benchmark`. A package registers a benchmark by an entry point of the group
-`evalkit.benchmarks`, whose name is the kind and whose object is a `Benchmark` class. A benchmark is imported on first
-use.
+In: a kind, a suite or a run. Out: its `Benchmark`, or the results of the run. A package registers a benchmark by an
+entry point of the group `evalkit.benchmarks`, whose name is the kind and whose object is a `Benchmark` class. A
+benchmark is imported on first use.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 
-from evalkit.benchmarks.base import Benchmark
-from evalkit.benchmarks.multiple_choice.suites import load_suite, requests_suite
+from evalkit.benchmarks.base import Benchmark, ListedSuite
+from evalkit.benchmarks.results import FinishedResults
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.plugins import added, call_added, load_added
 from evalkit.runs.folder import Run
+from evalkit.suites.suites import load_suite, requests_suite
 
 GROUP = "evalkit.benchmarks"
 _OWN = {
-    "multiple_choice": "multiple_choice.benchmark:MultipleChoice",
-    "prompt_variants": "prompt_variants.benchmark:PromptVariants",
-    "lm_eval": "lm_eval.benchmark:LMEval",
-    "longbench": "longbench.benchmark:LongBench",
-    "ruler": "ruler.benchmark:Ruler",
-    "needle": "ruler.needle:Needle",
-    "attention": "attention.benchmark:Attention",
-    "perplexity": "perplexity.benchmark:Perplexity",
-    "answers": "answer_suites:AnswerSuites",
+    "multiple_choice": "evalkit.benchmarks.multiple_choice.benchmark:MultipleChoice",
+    "prompt_variants": "evalkit.benchmarks.multiple_choice.variants:PromptVariants",
+    "lm_eval": "evalkit.benchmarks.lm_eval.benchmark:LMEval",
+    "longbench": "evalkit.longcontext.longbench.benchmark:LongBench",
+    "ruler": "evalkit.longcontext.ruler.benchmark:Ruler",
+    "needle": "evalkit.longcontext.ruler.needle:Needle",
+    "attention": "evalkit.attention.benchmark:Attention",
+    "perplexity": "evalkit.longcontext.perplexity.benchmark:Perplexity",
+    "answers": "evalkit.benchmarks.answer_suites:AnswerSuites",
 }
 
 
@@ -43,29 +44,42 @@ def kinds() -> Iterator[str]:
 def benchmark(kind: str) -> Benchmark:
     """Return the benchmark of a kind. Raises a `UsageError` if there is none, or if its package cannot be imported."""
     if kind in _OWN:
-        own: Benchmark = resolve_name(f"evalkit.benchmarks.{_OWN[kind]}")()
+        own: Benchmark = resolve_name(_OWN[kind])()
         return own
     made: Benchmark = call_added(f"benchmark '{kind}'", load_added(GROUP, kind, "benchmark", tuple(_OWN)))
     call_added(f"benchmark '{kind}'", made.suites)
     return made
 
 
-def benchmark_of(run: Run) -> Benchmark:
-    """Return the benchmark that made a run. Raises a `RunError` if it is not installed, or results.json not its own."""
+def results_of(run: Run) -> FinishedResults:
+    """Return the results of a run, as its benchmark reads them.
+
+    Raises a `RunError` if the benchmark is not installed, or results.json is not its own.
+    """
     try:
         kind = benchmark(run.kind)
     except UnknownNameError as error:
         raise RunError(f"run {run.folder} is of benchmark '{run.kind}', which is not installed") from error
     if run.complete:
         run.require_form(kind.results_form)
-    return kind
+    return kind.read(run)
 
 
-def _loadable() -> Iterator[Benchmark]:
-    """Yield all benchmarks; skip those that cannot be imported, since another one may have the suite."""
-    for kind in kinds():
+def has_default_measure(kind: str) -> bool:
+    """Return whether runs of a kind are compared by a measure if none is named."""
+    try:
+        return benchmark(kind).read.has_default_measure
+    except UsageError:  # whoever reads its runs reports that it is not installed
+        return True
+
+
+def _suites() -> Iterator[tuple[Benchmark, str, ListedSuite]]:
+    """Yield the suites of all benchmarks but those that cannot be imported, since another one may have the suite."""
+    for name in kinds():
         with suppress(UsageError):
-            yield benchmark(kind)
+            kind = benchmark(name)
+            for suite, listed in kind.suites().items():
+                yield kind, suite, listed
 
 
 def kind_of_suite(suite: str | None, requests: Path | None = None) -> str:
@@ -80,28 +94,28 @@ def kind_of_suite(suite: str | None, requests: Path | None = None) -> str:
             if suite is not None and load_suite(suite).answers:
                 return "answers"
         return "multiple_choice"
-    for kind in _loadable():
-        if suite in kind.suites():
+    for kind, name, _ in _suites():
+        if name == suite:
             return kind.kind
     raise UnknownNameError("suite", suite, suite_names())
 
 
 def suite_names() -> list[str]:
-    return [suite for kind in _loadable() for suite in kind.suites()]
+    return [name for _, name, _ in _suites()]
 
 
-def averages_of(kind: Benchmark) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Return a benchmark's averages by suite. Raises `UsageError` if it is another package's, and fails."""
-    return kind.averages() if kind.kind in _OWN else call_added(f"benchmark '{kind.kind}'", kind.averages)
+def averages_of(kind: Benchmark, suite: ListedSuite) -> dict[str, tuple[str, ...]]:
+    """Return average → its tasks. Raises `UsageError` if the benchmark is another package's, and fails."""
+    return call_added(f"benchmark '{kind.kind}'", suite.averages) if suite.averages else {}
 
 
 def suite_averages(suite: str) -> dict[str, tuple[str, ...]]:
     """Return average → its tasks, for a suite of any benchmark."""
     known: list[str] = []
-    for kind in _loadable():
-        with suppress(UsageError):
-            averages = averages_of(kind)
-            if suite in averages:
-                return averages[suite]
-            known += averages
+    for kind, name, listed in _suites():
+        if name == suite and listed.averages is not None:
+            with suppress(UsageError):
+                return averages_of(kind, listed)
+        elif listed.averages is not None:
+            known.append(name)
     raise UnknownNameError("suite", suite, known)

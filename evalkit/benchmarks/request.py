@@ -1,18 +1,15 @@
 """Requests: the settings of a run, and the parts of its specification that all benchmarks share.
 
 In: a model and settings, as the command line or `evalkit.evaluate` gives them. Out: a `Request`, which each benchmark
-subclasses; the specification entries that determine a run's numbers; the provenance in its manifest; what several runs
-of one process share (`remembered`). Nothing here needs torch, so a finished run is found at once.
+subclasses; the specification entries that determine a run's numbers; the provenance in its manifest. Nothing here needs
+torch, so a finished run is found at once.
 """
 
 from __future__ import annotations
 
 import platform
 import sys
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -20,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 from evalkit import __version__
+from evalkit.cache import remembered
 from evalkit.data import Library
 from evalkit.data.sampling import DocumentSample, DocumentSelection, FirstDocuments
 from evalkit.display import Say
@@ -32,56 +30,6 @@ from evalkit.models.loading.locate import Checkpoint, resolve_dtype, silent
 from evalkit.models.loading.spec import ModelSpec, model_spec
 from evalkit.paths import RUNS
 from evalkit.runs.folder import specification_id
-
-Value = TypeVar("Value")
-
-_lock = threading.RLock()
-_blocks = 0  # of `remembering` that have begun and not ended
-_values: dict[str, OrderedDict[Hashable, Any]] = {}
-"""Kind → values by key, the ones used last at the end."""
-_making: dict[Hashable, threading.RLock] = {}
-"""Kind and key → the lock of the thread that makes the value; others can be made and read meanwhile."""
-
-
-@contextmanager
-def remembering() -> Iterator[None]:
-    """Keep the values that are made within the block until its end."""
-    global _blocks
-    with _lock:
-        _blocks += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _blocks -= 1
-            if not _blocks:
-                _values.clear()
-                _making.clear()
-
-
-def remembered(kind: str, key: Hashable, make: Callable[[], Value], most: int = 4) -> Value:
-    """Return the value of a key, everything that it depends on; within `remembering`, the one made for it before.
-
-    Nobody may change the value. `most` values of a kind are kept.
-    """
-    if not _blocks:
-        return make()
-    with _lock:
-        values = _values.setdefault(kind, OrderedDict())
-        making = _making.setdefault((kind, key), threading.RLock())
-    with making:
-        with _lock:
-            if key in values:
-                values.move_to_end(key)
-                kept: Value = values[key]
-                return kept
-        value = make()
-        with _lock:
-            values[key] = value
-            while len(values) > most:
-                values.popitem(last=False)
-        return value
-
 
 SCORING_VERSION = 4
 """Increased with every change of evalkit that changes a score; part of every run's specification."""
@@ -209,9 +157,6 @@ def numerics(model: ModelSpec, checkpoint: Checkpoint, limit: int | None, say: S
     }
 
 
-DEFAULT_SUITE = "zeroshot8"
-
-
 @dataclass(frozen=True)
 class UserSuiteRequest(DocumentRequest):
     """Settings of a run of a suite, or of a user's file of requests."""
@@ -260,37 +205,6 @@ class SuiteRequest(UserSuiteRequest):
     )
     log_samples: bool = setting(False, "Also write lm-eval's per-document sample files.")
     allow_unofficial_data: bool = setting(False, "Accept documents that are not the pinned ones; marked.")
-
-
-@dataclass(frozen=True)
-class TaskTokens:
-    """Estimates for all documents of a task."""
-
-    task: str
-    documents: int
-    sampled: int
-    """Documents that were tokenised; if these are all, the numbers are counts."""
-    rows: float
-    alone: float
-    """Input tokens of all sequences, one by one."""
-    distinct: float
-    """Input tokens without those that are shared."""
-    generated: float = 0.0
-    """Most tokens that are generated."""
-    seconds: float = 0.0
-    """Time of what is no matrix product, on one CPU."""
-
-
-def spread(count: int, most: int, block: int = 1) -> list[int]:
-    """Return at most `most` places among `count`, in blocks of neighbours that are evenly spread from the first.
-
-    Neighbours may share a prefix, and parts of a task may differ in length, so both are sampled.
-    """
-    if count <= most:
-        return list(range(count))
-    blocks = max(1, most // block)
-    starts = (number * (count - block) // blocks for number in range(blocks))
-    return sorted({start + offset for start in starts for offset in range(block)})
 
 
 def shared_library(request: SuiteRequest, say: Say) -> Library:

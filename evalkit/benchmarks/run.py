@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from evalkit.benchmarks.base import Benchmark, Plan
 from evalkit.benchmarks.keywords import EvaluateSettings
 from evalkit.benchmarks.registry import benchmark, kind_of_suite
-from evalkit.benchmarks.request import DEFAULT_SUITE, Request, SuiteRequest, request_of
+from evalkit.benchmarks.request import Request, SuiteRequest, request_of
 from evalkit.benchmarks.session import run_plan
 from evalkit.display import Progress, Say
 from evalkit.errors import UnknownNameError, UsageError
@@ -18,6 +18,7 @@ from evalkit.inputs import values
 from evalkit.inputs.settings import given_settings, settings_of, with_settings
 from evalkit.models.loading.spec import ModelSpec
 from evalkit.runs.folder import Run
+from evalkit.suites.suites import DEFAULT_SUITE
 
 if TYPE_CHECKING:
     from torch.nn import Module

@@ -12,36 +12,28 @@ from itertools import takewhile
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from evalkit.benchmarks.outcomes import (
-    LOWER_IS_BETTER,
-    LOWER_NOTE,
-    Metric,
-    average_metric,
-    formatted,
-    headline_entries,
-)
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.outcomes import Metric, average_metric, headline_entries
 from evalkit.benchmarks.registry import kinds as known_kinds
+from evalkit.benchmarks.registry import results_of
 from evalkit.errors import RunError, reading_as
 from evalkit.inputs.values import by_number
+from evalkit.reporting.numbers import PLUS_MINUS, UNKNOWN
 from evalkit.reporting.report import Report
-from evalkit.reporting.table import simple_table
+from evalkit.reporting.table import filled_table, simple_table
 from evalkit.runs.finding import DamagedRun, scan
 from evalkit.runs.folder import JOURNAL, RESULTS, Run
+from evalkit.runs.notes import direction_mark, error_note, notes_of_runs, run_notes
 from evalkit.runs.traits import (
-    caveats,
+    caveat_mark,
     documents_read,
     is_imported,
     kinds,
-    notes_of_runs,
-    run_notes,
     selection_words,
     windows_of_text,
 )
 from evalkit.stats.estimates import known_error
 
 _ID_SHOWN = 7
-_AVERAGE_COLUMNS = ("average", "average_stderr", "average_deviation")
 
 
 @dataclass(frozen=True)
@@ -160,7 +152,7 @@ def _listed(run: Run | DamagedRun) -> ListedRun:
         return ListedRun(state="interrupted" if about["journal"] else "begun", **about)
     try:
         with reading_as(run.folder / RESULTS, f"results of {run.kind}", RunError):
-            headline, result = benchmark_of(run).headline(run)
+            headline, result = results_of(run).headline()
     except RunError as error:
         state = "damaged" if run.kind in known_kinds() else "benchmark not installed"
         return ListedRun(state=state, **about | {"notes": (str(error), *about["notes"])})
@@ -176,10 +168,6 @@ def runs_report(runs: Sequence[ListedRun], root: Path, text: str = "") -> Report
          run.result or run.state, run.checkpoint]
         for run in runs
     ]  # fmt: skip
-    # Empty columns are dropped to save width
-    shown = [column for column in range(len(headers)) if any(row[column] for row in rows)]
-    rows = [[row[column] for column in shown] for row in rows]
-    headers = [headers[column] for column in shown]
     notes = [f"{run.id[:_ID_SHOWN] or Path(run.folder).name}: {note}" for run in runs for note in run.notes]
     if kept := [run.id[:_ID_SHOWN] for run in runs if run.state == "finished" and not (run.journal or run.imported)]:
         notes.append(f"copies without their journal: {', '.join(kept)}")
@@ -190,9 +178,9 @@ def runs_report(runs: Sequence[ListedRun], root: Path, text: str = "") -> Report
     ]
     if not runs:
         none = f"none in {root}" + (f" with {text}" if text.strip() else "")
-        return Report((), (none,), notes=tuple(notes), content=content, records=records)
-    table = simple_table("runs", headers, rows, texts=len(shown))
-    return Report((table,), notes=tuple(notes), content=content, records=records)
+        return Report((), (none,), notes=notes, content=content, records=records)
+    table = filled_table("runs", headers, rows, texts=len(headers))
+    return Report((table,), notes=notes, content=content, records=records)
 
 
 class Summarised(NamedTuple):
@@ -213,7 +201,7 @@ class Summarised(NamedTuple):
         of_runs = []
         for run in self.runs:
             firsts = dict[str, Metric]()
-            for metric in benchmark_of(run).metrics(run, self.rule):
+            for metric in results_of(run).metrics(self.rule):
                 firsts.setdefault(metric.task, metric)
             of_runs.append(firsts)
         return _means(of_runs)
@@ -222,7 +210,7 @@ class Summarised(NamedTuple):
         """Return the averages over tasks, as in results.json, by their names; of several runs likewise."""
         of_runs = []
         for run in self.runs:
-            stored = benchmark_of(run).stored_averages(run, self.rule)
+            stored = results_of(run).averages(self.rule)
             of_runs.append({average["name"]: average_metric(average) for average in stored})
         return _means(of_runs)
 
@@ -264,40 +252,43 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
         row += [_cell(firsts.get(task), has_error and (errors or not with_average)) for task in tasks]
         row += [_cell(average, has_error)] if with_average else []
         rows.append(row)
-    is_error_shown = any("±" in cell for row in rows for cell in row)
+    is_error_shown = any(PLUS_MINUS in cell for row in rows for cell in row)
     notes = [f"checkpoints are in {folder}"] if folder else []
     notes += [f"{entry.model}: {entry.state}: {entry.message}" for entry in summarised if entry.message]
-    notes += notes_of_runs((entry.model, run.manifest) for entry in summarised for run in entry.runs)
     every = [metric for firsts in metrics for metric in firsts.values()]
-    if any(metric.higher_is_better is False for metric in every):
-        notes.append(LOWER_NOTE)
+    manifests = [(entry.model, run.manifest) for entry in summarised for run in entry.runs]
+    notes += notes_of_runs(manifests, [metric.higher_is_better for metric in every])
     content, records = list[dict[str, Any]](), list[dict[str, Any]]()
     for entry, firsts, average in zip(summarised, metrics, averages, strict=True):
         ids, folders = [run.manifest["id"] for run in entry.runs], [str(run.folder) for run in entry.runs]
         about = {"model": entry.model, "state": entry.state, "message": entry.message,
                  "run": ", ".join(ids) or None, "folder": ", ".join(folders) or None}  # fmt: skip
-        # A deviation over seeds is no standard error
-        kind, other = ("deviation", "stderr") if len(entry.runs) > 1 else ("stderr", "deviation")
-        of_tasks = [metric.record | {kind: metric.stderr, other: None} for metric in firsts.values()]
+        of_tasks = [metric.record | _errors(entry, metric) for metric in firsts.values()]
         of_all = None
         if average is not None:
-            of_all = {"name": average.task} | headline_entries(average) | {kind: average.stderr, other: None}
+            of_all = {"name": average.task} | headline_entries(average) | _errors(entry, average)
         content.append(about | {"tasks": of_tasks, "average": of_all})
         values = {task: metric.value for task, metric in firsts.items()}
-        of_average = {"average": average and average.value}
-        of_average |= {f"average_{kind}": average and average.stderr, f"average_{other}": None}
-        records.append(about | values | {name: of_average[name] for name in _AVERAGE_COLUMNS})
+        errors_of_average = {f"average_{kind}": error for kind, error in _errors(entry, average).items()}
+        records.append(about | values | {"average": average and average.value} | errors_of_average)
     count = sum(entry.state == "finished" for entry in summarised)
     words = [
         _shared(summarised, metrics),
         documents_words(runs, every) if every else "",
         f"{count} of {len(summarised)} {headers[0]}s are finished" if count < len(summarised) else "",
         "means over seeds" if seeds else "",
-        f"±: {'standard deviation over seeds' if seeds else 'standard error over documents'}" if is_error_shown else "",
+        error_note([seeds]) if is_error_shown else "",
     ]
     table = simple_table(name, headers, rows)
     caption = f"{'; '.join(filter(None, words))}."
-    return Report((table,), (caption,), notes=tuple(notes), content=content, records=records)
+    return Report((table,), (caption,), notes=notes, content=content, records=records)
+
+
+def _errors(entry: Summarised, metric: Metric | None) -> dict[str, float | None]:
+    """Return the entries of a number's error: a deviation over seeds is no standard error."""
+    error = None if metric is None else metric.stderr
+    several = len(entry.runs) > 1
+    return {"stderr": None if several else error, "deviation": error if several else None}
 
 
 def documents_words(runs: Iterable[Run], metrics: Iterable[Metric]) -> str:
@@ -315,7 +306,7 @@ def documents_words(runs: Iterable[Run], metrics: Iterable[Metric]) -> str:
     if len(numbers) == 1:
         listed = f"n = {numbers.pop()}" + " of each task" * (len(shown) > 1)
     else:
-        names = {task: benchmark_of(runs[0]).label(runs[0], task).short for task in shown}
+        names = {task: results_of(runs[0]).label(task).short for task in shown}
         listed = f"n: {', '.join(f'{names[task]} {n}' for task, n in shown.items())}"
     return f"{' or '.join(selections)}; {listed}"
 
@@ -323,18 +314,19 @@ def documents_words(runs: Iterable[Run], metrics: Iterable[Metric]) -> str:
 def column_heading(runs: Sequence[Run], metrics: Sequence[Metric]) -> str:
     """Return the heading of the column that has a task's metrics of runs of one benchmark."""
     task = metrics[0].task
-    lower = LOWER_IS_BETTER * any(metric.higher_is_better is False for metric in metrics)
-    return f"{benchmark_of(runs[0]).label(runs[0], task).short}{mark_of(runs, [task])}{lower}"
+    lower = direction_mark(all(metric.higher_is_better is not False for metric in metrics))
+    return f"{results_of(runs[0]).label(task).short}{mark_of(runs, [task])}{lower}"
 
 
 def mark_of(runs: Iterable[Run], tasks: Collection[str]) -> str:
     """Return an asterisk if a run has caveats of one of the tasks."""
-    return "*" * any(task in tasks for run in runs for task in caveats(run.manifest))
+    return "*" * any(caveat_mark(run.manifest, tasks) for run in runs)
 
 
 def _cell(metric: Metric | None, has_error: bool) -> str:
-    value, error = formatted(metric)
-    return f"{value} ± {error}" if has_error and error else value
+    if metric is None:
+        return UNKNOWN
+    return metric.format.with_error(metric.value, metric.stderr if has_error else None)
 
 
 def _labels(models: Sequence[str]) -> tuple[str, list[str]]:

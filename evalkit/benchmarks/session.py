@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
@@ -18,13 +18,14 @@ from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from evalkit.benchmarks.base import Batch, Budget, Plan, Planned
+from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.registry import benchmark
 from evalkit.data.sampling import selection_of
 from evalkit.display import Progress, Say, doing, imports
 from evalkit.errors import RunError, UsageError
 from evalkit.inputs.validated import restored
 from evalkit.models.loading.fingerprint import check_identity
+from evalkit.requests.batches import Batch, Budget, Planned
 from evalkit.runs.finding import runs_of_other_documents
 from evalkit.runs.folder import JOURNAL, Run, load_run
 from evalkit.runs.journal import Entry, FinishedRows, Journal
@@ -128,15 +129,16 @@ class OpenRun:
 
     def __init__(self, plan: Plan, writer: RunWriter, say: Say) -> None:
         self.plan, self._writer, self._say = plan, writer, say
-        self._kind = kind = benchmark(plan.manifest["kind"])
+        self._kind = benchmark(plan.manifest["kind"])
+        self._computation = computation = self._kind.computation
         self.is_missing = False
         # Another process may have finished the run before this one had the lock
         self._run = finished(plan, say)
         if self._run is None:
             with doing("reading the journal"):
-                self.finished = writer.finished(kind.row, kind.key)
+                self.finished = writer.finished(computation.rows, computation.key)
                 self._take_rows()
-                self.is_missing = kind.is_missing(plan, self.finished)
+                self.is_missing = computation.is_missing(plan, self.finished)
 
     def _take_rows(self) -> None:
         """Copy the rows that runs of other samples have and that this run would compute.
@@ -148,22 +150,23 @@ class OpenRun:
         """
         if self._is_precise and self.finished.has_batches:
             return
-        parts = self._kind.shared_rows(self.plan)
+        parts = self._computation.shared_rows(self.plan)
         keys = {key for _, of_part in parts for key in of_part}
         missing = {key for key in keys if key not in self.finished}
         for run in runs_of_other_documents(self.plan.folder, self.plan.manifest) if missing else ():
             steps = 0 if self._is_precise else self._common_steps(run)
             if not (steps or self._is_precise):
                 continue
-            journal = Journal(run.folder / JOURNAL, run.manifest["id"], self._kind.row, self._say, is_ours=False)
+            types = self._computation.rows
+            journal = Journal(run.folder / JOURNAL, run.manifest["id"], types, self._say, is_ours=False)
             try:
-                rows = FinishedRows(journal, self._kind.key)
+                rows = FinishedRows(journal, self._computation.key)
             except RunError:  # damaged, or of an earlier version
                 continue
             whole = [of_part for step, of_part in parts if step < steps and all(key in rows for key in of_part)]
             same = keys if self._is_precise else set().union(*whole)
             if taken := {key for key in missing & same if key in rows}:
-                share = f"{len(taken):,} of {len(keys):,} documents"
+                share = f"{_documents(taken):,} of {_documents(keys):,} documents"
                 self._say(f"{share} have scores in {run.folder.name}, which are reused")
                 self._take(run, rows, taken)
             missing -= taken
@@ -221,7 +224,7 @@ class OpenRun:
     def facts(self) -> Any:
         """Return the facts that the run was started with; None if there are none, or an earlier version's."""
         stored = self._stored("facts")
-        return None if stored is None else restored(stored, self._kind.facts)
+        return None if stored is None else restored(stored, self._computation.facts)
 
     def start(self, prepared: Prepared) -> Any:
         """Store the model's facts in the manifest, and return those to plan with: of a resumed run, its first ones.
@@ -237,14 +240,14 @@ class OpenRun:
         return facts
 
     def batches(self, facts: Any, tokenizer: Any) -> Planned:
-        planned = self._kind.batches(self.plan, facts, tokenizer, self.finished, self._say)
+        planned: Planned = self._computation.batches(self.plan, facts, tokenizer, self.finished, self._say)
         if planned.message:
             self._say(planned.message)
         return planned
 
     def store(self, batch: Batch, rows: Rows, seconds: float, place: BatchDevice, packed: bytes | None = None) -> None:
         """Add a computed batch to the journal. Raises `RunError` if that fails; earlier batches are unaffected."""
-        self.finished.append(Entry(*batch.key, round(seconds, 4), place), rows, packed)
+        self.finished.append(Entry(*batch.key, round(seconds, 4), place), rows, batch.row, packed)
 
     def report(self, done: float, seconds_left: float | None) -> None:
         """Publish the progress to other processes; see `Lock.report`."""
@@ -257,6 +260,11 @@ class OpenRun:
             self._run = load_run(self.plan.folder)
             self._run.require_form(self._kind.results_form)
         return self._run
+
+
+def _documents(keys: Iterable[Key]) -> int:
+    """Return of how many documents the rows with these keys are."""
+    return len({key[:2] for key in keys})
 
 
 def finished(plan: Plan, say: Say) -> Run | None:
@@ -296,10 +304,11 @@ def run_plan(plan: Plan, progress: Progress, holder: ModelHolder | None = None) 
 
 def _compute(current: OpenRun, progress: Progress, holder: ModelHolder) -> None:
     plan = current.plan
-    kind = benchmark(plan.manifest["kind"])
+    computation = benchmark(plan.manifest["kind"]).computation
     loaded = holder.model_of(plan, progress.say)
     with doing("preparing prompts and batches"):
-        computer = kind.computer(kind.setup(plan), loaded, current.budget(), progress.say)
+        candidates = computation.candidates(plan)
+        computer = computation.computer(candidates, loaded, current.budget(), progress.say)
         facts = current.start(Prepared(computer.facts, computer.about, computer.place(), loaded.tokenizer))
         planned = current.batches(facts, loaded.tokenizer)
     if planned.done:

@@ -1,13 +1,11 @@
-"""`evalkit run`, `attention` and `perplexity`: their options and what is special to each."""
+"""`evalkit run` and `decide`: their options and what is special to each."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from math import isfinite
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,10 +15,6 @@ from evalkit.cli.running import Printer, Workers
 from evalkit.cli.study import WatchOptions, watch
 from evalkit.display import Progress, doing
 from evalkit.errors import UsageError
-
-if TYPE_CHECKING:
-    from evalkit.runs.folder import Run
-    from evalkit.studies.running import JobRunner
 
 
 @command(
@@ -68,10 +62,8 @@ def run(
     evalkit run CKPT --workers 8                                    by eight GPUs, or shares of the cores
     evalkit run --watch TRAINING --sample 200 --plot curve.png      each checkpoint of a training, as it appears
     """
-    from evalkit.benchmarks.multiple_choice.suites import load_suite
-    from evalkit.benchmarks.registry import benchmark
-    from evalkit.benchmarks.request import DEFAULT_SUITE
     from evalkit.cli.lm_eval import with_model_args, with_task_files
+    from evalkit.suites.suites import DEFAULT_SUITE, load_suite
 
     if options["tasks"] == ("list",):
         from evalkit.cli import listing
@@ -98,7 +90,7 @@ def run(
     if show_prompts and len(models) == 1:
         with Progress() as progress:
             plan = running.plan_of(models[0], options, progress.say)
-            for text in benchmark(plan.manifest["kind"]).prompts(plan, show_prompts, progress.say):
+            for text in plan.shown_prompts(show_prompts, progress.say):
                 click.echo(text)
         return 0
     of_one = {"show_prompts": show_prompts}
@@ -171,102 +163,3 @@ def _request_options(options: dict[str, Any], own: Sequence[str]) -> dict[str, A
             raise UsageError(f"--set {text}: {name} is set twice; set it once")
         typed[name] = value
     return given_options(options, switched(request, given | typed), flag, "--set")
-
-
-@command(
-    kind="attention",
-    order="ORIGIN CONTEXT ... output name COMPUTING TRUST dry workers detail printer",
-    without=("token_budget",),
-)
-def attention(
-    *,
-    checkpoints: tuple[str, ...] = running.CHECKPOINTS,
-    model: str | None = running.MODEL,
-    dry: bool = running.DRY_RUN,
-    workers: Workers,
-    detail: bool = typed_option(False, "Print all layers and measures."),
-    printer: Printer,
-    **options: Any,
-) -> int:
-    """Attention maps: measure what each head attends to, on a sample of the tasks' documents.
-
-    Shares on BOS and on kinds of words, entropy, negative weights, sinks, distance, similarity of heads, effective
-    rank; each as the paper defines it and in a form that also holds for signed maps (docs/attention.md). Draw them with
-    evalkit figure, compare runs with evalkit compare. The same command again resumes an interrupted run.
-
-    \b
-    evalkit attention --model CKPT                                       200 documents of each of the eight tasks
-    evalkit attention --model CKPT --measures bos,entropy --layers -1 --sample 50 --seed 1
-    evalkit attention --model CKPT --text book.txt --context 8192 --measures bos,mass
-    evalkit attention CKPT_A CKPT_B                                      several checkpoints, a line each
-    """
-    models = running.checkpoints_of(checkpoints, model)
-    return running.evaluate(models, options | {"suite": "attention"}, printer, dry, workers, detail=detail)
-
-
-@command(
-    kind="perplexity",
-    order="ORIGIN text key SELECTION CONTEXT methods ... output name COMPUTING token_budget TRUST dry workers "
-    "plot printer",
-)
-def perplexity(
-    *,
-    checkpoints: tuple[str, ...] = running.CHECKPOINTS,
-    model: str | None = running.MODEL,
-    methods: tuple[str, ...] | None = typed_option(None, "Several methods of context extension, separated by commas: a "
-                                                   "run each, in one table and one picture.", metavar="NAMES"),
-    dry: bool = running.DRY_RUN,
-    workers: Workers,
-    plot: Path | None = running.PLOT,
-    printer: Printer,
-    **options: Any,
-) -> int:  # fmt: skip
-    """Perplexity of any text: bits per byte by document and by position in the context window.
-
-    A longer document is scored in windows, each token once: those of lm-eval's rolling log-likelihood, or overlapping
-    ones by --stride. Bits per byte can be compared between tokenizers. Compare runs with evalkit compare. The same
-    command again resumes an interrupted run.
-
-    \b
-    evalkit perplexity --model CKPT --text book.txt
-    evalkit perplexity CKPT_A CKPT_B --text book.txt --plot curves.png        several checkpoints, a line each
-    evalkit perplexity --model CKPT --text articles.jsonl --text books/ --sample 50
-    evalkit perplexity --model CKPT --text book.txt --stride 512              at least window - 512 tokens of context
-    evalkit perplexity --model CKPT --text book.txt --context 8192            stretched to 8,192 tokens by YaRN
-    evalkit perplexity --model CKPT --text book.txt --context 8192 --methods none,linear,ntk,yarn --plot curves.png
-    """
-    from evalkit.benchmarks.perplexity import results
-
-    options["suite"] = "perplexity"
-    models = running.checkpoints_of(checkpoints, model)
-    exclude(methods=methods, dry_run=dry)
-    exclude(methods=methods, context_method=options["context_method"])
-    if methods is None:
-        draw = partial(running.draw_runs, plot, results.draw_positions)
-        return running.evaluate(models, options, printer, dry, workers, draw=draw)
-    if len(models) > 1:
-        raise UsageError("--methods: is for one checkpoint, not several")
-    runs = _run_methods(models[0], options, methods, workers.runner)
-    printer(results.methods_report(runs))
-    running.draw_into(plot, results.draw_positions, list(runs.values()), list(runs))
-    return 0
-
-
-def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], runner: JobRunner) -> dict[str, Run]:
-    """Return method → its finished run; all are planned before the first is computed."""
-    from evalkit.studies.running import Job
-
-    if len(set(methods)) < len(methods):
-        raise UsageError(f"--methods {','.join(methods)}: name each method once")
-    if options.get("context") in (None, "none") and options.get("context_config") is None:
-        raise UsageError("--methods: name the longer context window too, such as --context 8192")
-    with Progress() as progress:
-        say, of_method = progress.say, {name: options | {"context_method": name} for name in methods}
-        plans = {name: running.plan_of(model, own_options, say) for name, own_options in of_method.items()}
-        if len(plans) > 1 and len({plan.folder for plan in plans.values()}) == 1:
-            raise UsageError(
-                f"--methods {','.join(methods)}: --context {options.get('context')} is no longer than the window of "
-                "training, so no method changes anything; give a longer --context, or --context-original"
-            )
-        outcomes = runner([Job(f"{model}, {method}", plan) for method, plan in plans.items()], progress)
-    return dict(zip(plans, running.finished_runs(outcomes), strict=True))

@@ -7,7 +7,6 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evalkit.benchmarks.attention import ATTENTION
 from evalkit.cli.parameters import command, exclude, option, require, typed_option
 from evalkit.cli.running import (
     BENCHMARK,
@@ -203,6 +202,7 @@ def _sides(
     source: Source, runs: Sequence[str], key: str | None, last: int | None = None
 ) -> tuple[Sequence[Side], str | None, list[str]]:
     """Return the sides that a command names, the key under a study's default rule, and notes."""
+    from evalkit.benchmarks.registry import has_default_measure
     from evalkit.comparison.sides import last_checkpoints, sides_of
     from evalkit.runs.score_table import with_default_rule
 
@@ -210,13 +210,12 @@ def _sides(
         from evalkit.studies.results import study_sides
 
         name, notes = source.benchmark, list[str]()
-        choices = [each.name for each in results.study.benchmarks if each.kind != ATTENTION]
+        choices = [each.name for each in results.study.benchmarks if has_default_measure(each.kind)]
         if name is None and key is None and len(choices) == 1 < len(results.study.benchmarks):
-            [name] = choices  # attention has no measure by default
+            [name] = choices
             notes = [f"benchmark {name}; --benchmark chooses another"]
         measured = results.study.benchmark(name)
         chosen = study_sides(results, runs, measured, last or 1)
         return chosen.sides, with_default_rule(key, measured.rule), [*notes, *chosen.notes]
-    # Attention has no measure by default
-    sides = sides_of(*source.named(runs, lambda run: key is not None or run.kind != ATTENTION))
+    sides = sides_of(*source.named(runs, lambda run: key is not None or has_default_measure(run.kind)))
     return sides if last is None else [last_checkpoints(side, last) for side in sides], key, []

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from evalkit.cli.parameters import argument, command, option
+from evalkit.cli.parameters import MODEL_ALONE, argument, command, option
 from evalkit.cli.running import PLOT, Printer, checkpoints_of
 from evalkit.display import Progress
 from evalkit.errors import UsageError
@@ -15,9 +15,10 @@ from evalkit.inputs.values import whole
 
 
 @command(
-    kind="perplexity",
+    kind=MODEL_ALONE,
     order="batches lengths new rounds ORIGIN text device dtype attention CONTEXT TRUST printer plot",
-    without=("output", "name", "token_budget", "sample", "seed", "limit", "key", "stride", "device_map", "quantise"),
+    without=("device_map", "quantise"),
+    resumes=False,
 )
 def cost(
     *,

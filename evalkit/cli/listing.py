@@ -11,8 +11,6 @@ from pathlib import Path
 import psutil
 
 from evalkit import __version__
-from evalkit.benchmarks.multiple_choice.suites import label_of
-from evalkit.benchmarks.multiple_choice.templates import load_template, template_names
 from evalkit.benchmarks.registry import averages_of, benchmark, kinds
 from evalkit.cache import COMPUTED, DOWNLOADED, cache_dir, size_of
 from evalkit.data import EXAMPLES, TASKS, Library
@@ -26,6 +24,8 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import plain, simple_table
 from evalkit.runs.rules import all_rules, invalid_rules
 from evalkit.runs.score_table import ACCURACY, OUTCOMES
+from evalkit.suites.suites import label_of
+from evalkit.suites.templates import load_template, template_names
 from evalkit.tables.layout import layout_names, load_layout
 
 _PACKAGES = ("lm-eval", "torch", "transformers", "tokenizers", "datasets", "safetensors", "gguf",
@@ -53,16 +53,16 @@ def suites() -> Report:
     rows = []
     for kind in kinds():
         try:
-            averages = averages_of(benchmark(kind))
+            of_kind = benchmark(kind)
+            listed = [(suite, about, averages_of(of_kind, about)) for suite, about in of_kind.suites().items()]
         except UsageError as error:
             rows.append([kind, str(error), ""])
             continue
-        for suite, description in benchmark(kind).suites().items():
-            groups = averages.get(suite, {})
+        for suite, about, groups in listed:
             names = groups.get("Average", ())
             if len(names) > _MOST_NAMED:
                 names = (f"{len(names)} tasks: {', '.join(name for name in groups if name != 'Average')}",)
-            rows.append([suite, description, ", ".join(names)])
+            rows.append([suite, about.description, ", ".join(names)])
     return _listed("suites", "suite|what it is|tasks", rows)
 
 

@@ -21,6 +21,7 @@ from evalkit.models.zoo.shapes import (
     read_shape,
 )
 from evalkit.reporting.decimals import fixed
+from evalkit.reporting.numbers import MEANS
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 
@@ -114,7 +115,7 @@ def readings(scored: Sequence[ScoredReading]) -> Report:
         words = [value if name == "attention" else f"{name} {value}" for name, value in settings.items()
                  if value and (is_first or own.get(name) != value)]  # fmt: skip
         verdict = "converted" if is_first else "clearly better" if reading.is_better else ""
-        difference = "" if is_first else f"{fixed(reading.difference, 3)} ± {fixed(reading.stderr, 3)}"
+        difference = "" if is_first else MEANS.with_error(reading.difference, reading.stderr)
         rows.append([", ".join(words), fixed(reading.perplexity, 2), difference, verdict])
         records.append({**settings, "perplexity": reading.perplexity, "difference": reading.difference,
                         "stderr": reading.stderr, "verdict": verdict, "options": reading.options})  # fmt: skip

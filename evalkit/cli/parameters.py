@@ -49,6 +49,8 @@ _GROUPS = {
     "TRUST": ("allow_pickle", "trust_remote_code"),
 }
 """Settings that are beside each other in `--help`."""
+MODEL_ALONE = "model"
+"""In place of a benchmark: the settings of a model alone."""
 
 
 _RETIRED = {
@@ -215,6 +217,8 @@ def _settings_of_benchmark(kind: str) -> Mapping[str, Setting]:
     from evalkit.benchmarks.registry import benchmark
     from evalkit.models.loading.spec import ModelSpec
 
+    if kind == MODEL_ALONE:
+        return settings_of(ModelSpec)
     request = benchmark(kind).request
     known = settings_of(ModelSpec, request)
     return {**known, **{name: replace(known[name], default_text=text) for name, text in request.default_texts.items()}}
@@ -332,14 +336,14 @@ _COMPLETED = {
     "--suite": "evalkit.benchmarks.registry:suite_names",
     "--rule": "evalkit.runs.rules:all_rules",
     "--outcome": "evalkit.runs.score_table:OUTCOMES",
-    "--template": "evalkit.benchmarks.multiple_choice.templates:template_names",
+    "--template": "evalkit.suites.templates:template_names",
     "--task": "evalkit.data:TASKS",
     "--tasks": "evalkit.data:TASKS",
     "--to": "evalkit.exchange.exports:form_names",
-    "--measure": "evalkit.benchmarks.attention.groups:MEASURES",
+    "--measure": "evalkit.attention.groups:MEASURES",
     "--benchmark": "",
     "name": "evalkit.tables.layout:layout_names",
-    "figure": "evalkit.benchmarks.attention.groups:KINDS",
+    "figure": "evalkit.attention.groups:KINDS",
     "run": "evalkit.runs.finding:root_of_runs",
     "runs": "evalkit.runs.finding:root_of_runs",
 }

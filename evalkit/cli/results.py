@@ -113,10 +113,11 @@ def rescore(
     evalkit rescore results/runs/demo-zeroshot8-inst-float32-1a2b3c4d5e6f --rule acc_norm
     """
     with doing("reading scores"):
-        from evalkit.benchmarks.registry import benchmark_of
+        from evalkit.benchmarks.registry import results_of
 
         opened = named_run(run, root, usable=lambda run: run.rule is not None)
-        report = benchmark_of(opened).rescored(opened, rule, detail)
+        opened.require_choices()
+        report = results_of(opened).report(rule or opened.rule, detail)
     printer.run(opened, report)
 
 

@@ -18,27 +18,70 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from pkgutil import resolve_name
 from tempfile import NamedTemporaryFile
 from types import FrameType
+from typing import Any
 
 import click
 
 from evalkit import __version__
-from evalkit.cli import benchmarks, comparing, cost, drawing, longbench, models, noise, results, ruler, study
 from evalkit.cli.lm_eval import in_long_form, option_in
 from evalkit.cli.parameters import SETTINGS, Commands, ResumableAbort
 from evalkit.display import shown_activity
 from evalkit.errors import EvalkitError, SeveralErrors
 from evalkit.escape import printable
 
+_COMMANDS = {
+    "run": "evalkit.cli.benchmarks:run",
+    "decide": "evalkit.cli.benchmarks:decide",
+    "needle": "evalkit.longcontext.ruler.commands:needle",
+    "attention": "evalkit.attention.commands:attention",
+    "perplexity": "evalkit.longcontext.perplexity.commands:perplexity",
+    "cost": "evalkit.cli.cost:cost",
+    "longbench": "evalkit.longcontext.longbench.commands:longbench",
+    "ruler": "evalkit.longcontext.ruler.commands:ruler",
+    "study": "evalkit.cli.study:study",
+    "compare": "evalkit.cli.comparing:compare",
+    "plan": "evalkit.cli.comparing:plan",
+    "noise": "evalkit.cli.noise:noise",
+    "figure": "evalkit.attention.commands:figure",
+    "report": "evalkit.cli.report:report",
+    "show": "evalkit.cli.results:show",
+    "rescore": "evalkit.cli.results:rescore",
+    "table": "evalkit.cli.results:table",
+    "integrity": "evalkit.cli.results:integrity",
+    "export": "evalkit.cli.results:export",
+    "import": "evalkit.cli.models:import_",
+    "models": "evalkit.cli.models:models",
+    "ls": "evalkit.cli.models:list_",
+    "data": "evalkit.cli.models:data",
+    "doctor": "evalkit.cli.models:doctor",
+}
+"""Command → where it is defined; a command is imported when it is used."""
+
 
 class Root(Commands):
     """The root command; options of `evalkit run` may be given without its name, as in lm-eval."""
 
+    def __init__(self, *arguments: Any, **declared: Any) -> None:
+        super().__init__(*arguments, **declared)
+        del self.commands  # click's empty mapping
+
+    @cached_property
+    def commands(self) -> dict[str, click.Command]:  # type: ignore[override]
+        return {name: resolve_name(path) for name, path in _COMMANDS.items()}
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return resolve_name(_COMMANDS[cmd_name]) if cmd_name in _COMMANDS else None
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = [name for param in self.get_params(ctx) for name in param.opts]
         if args and args[0].startswith("-") and args[0] not in own:
-            of_run = {name for param in benchmarks.run.params for name in param.opts}
+            from evalkit.cli.benchmarks import run
+
+            of_run = {name for param in run.params for name in param.opts}
             if of_run & set(map(option_in, in_long_form(args))):
                 args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -67,14 +110,6 @@ def cli() -> None:
       evalkit doctor                             versions, device, data and disk
     """
 
-
-for command in (
-    benchmarks.run, benchmarks.decide, ruler.needle, benchmarks.attention, benchmarks.perplexity,
-    cost.cost, longbench.longbench, ruler.ruler, study.study, comparing.compare, comparing.plan, noise.noise,
-    drawing.figure, drawing.report, results.show, results.rescore, results.table, results.integrity, results.export,
-    models.import_, models.models, models.list_, models.data, models.doctor,
-):  # fmt: skip
-    cli.add_command(command)
 
 _LONGEST, _LONGEST_REASON = 2000, 300
 """Maximum characters of a message, and of another library's message within one."""

@@ -269,7 +269,7 @@ def evaluate(
         if given := [name for name, value in single.items() if value]:
             raise UsageError(f"{flag(given[0])}: is for one checkpoint, not several")
         return _evaluate_several(models, options, printer, workers, draw)
-    from evalkit.benchmarks.registry import benchmark_of
+    from evalkit.benchmarks.registry import results_of
     from evalkit.benchmarks.session import run_plan
     from evalkit.studies.running import Job
 
@@ -284,7 +284,9 @@ def evaluate(
         say(f"these settings were already run, under the name {run.model}; --name {name} is not used")
     with doing("reading scores"):
         rule = plan.manifest["rule"]
-        report = show(run, rule) if show else benchmark_of(run).report(run, rule, detail)
+        # Without choices, the rule is the benchmark's own measure
+        shown = run.other_rule(rule) if run.rule else run.kind
+        report = show(run, rule) if show else results_of(run).report(shown, detail)
         for uncontrolled in others:
             report = _with_drop(report, uncontrolled, run, rule)
     printer.run(run, report)

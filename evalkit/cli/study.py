@@ -47,7 +47,7 @@ def watch(watched: WatchOptions, options: dict[str, Any]) -> None:
 
     Raises a `CheckpointError` at the end if one was not evaluated.
     """
-    from evalkit.benchmarks.request import remembering
+    from evalkit.cache import remembering
     from evalkit.studies.watch import GrowingCurve, Watcher
 
     folder, say = (watched.watch or Path()).expanduser(), Progress().say

@@ -46,8 +46,8 @@ from evalkit.escape import part_name
 from evalkit.inputs import values
 from evalkit.paths import RUNS
 from evalkit.runs.folder import Run
+from evalkit.runs.notes import notes_of_runs
 from evalkit.runs.score_table import MARGIN, outcome_key
-from evalkit.runs.traits import notes_of_runs
 from evalkit.stats.noise import autocorrelation
 from evalkit.stats.power import ALPHA
 from evalkit.stats.sequential import ONCE, Looks

@@ -25,11 +25,11 @@ from evalkit.comparison.sentences import (
     prompts_sentence,
     tasks_sentence,
 )
-from evalkit.data.requests import is_macro
 from evalkit.escape import counted
 from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
-from evalkit.reporting.table import Table, simple_table
+from evalkit.reporting.table import Table, filled_table, simple_table
+from evalkit.runs.notes import macro_note
 from evalkit.stats.significance import DRAWS
 
 _DOMINANT = 0.25
@@ -81,7 +81,7 @@ def _one_comparison(compared: Comparison, b: str) -> Report:
     last = None if claim.sentence == claim.caution else claim.sentence
     sentences = tuple(filter(None, (*first, prompts, continuous_sentence(compared), last)))
     caution = (claim.caution,) * bool(claim.caution)
-    return Report(tuple(tables), sentences, tuple(facts), tuple(_notes(compared, b)), caution=caution)
+    return Report(tables, sentences, facts, tuple(_notes(compared, b)), caution=caution)
 
 
 def _records(compared: Comparison) -> Iterator[dict[str, Any]]:
@@ -110,10 +110,7 @@ def _differences(compared: Comparison, b: str) -> Table:
     about = ("task", "n", "A", b, f"{b} − A", "95 % interval", "± SE", "p (Holm)")
     won = ("higher", "lower") if compared.measure.higher_is_better is None else ("won", "lost")
     headers = (*about, *won, "could show", f"{b} is")
-    # Without a significant difference the last column is empty
-    last = len(headers) if any(cells[-1] for cells in rows) else len(headers) - 1
-    ruled = {len(compared.tasks)}
-    return simple_table(f"comparison-{b}", headers[:last], [cells[:last] for cells in rows], ruled=ruled)
+    return filled_table(f"comparison-{b}", headers, rows, ruled={len(compared.tasks)})
 
 
 def _spreads(compared: Comparison, b: str) -> Table:
@@ -207,8 +204,7 @@ def _notes(compared: Comparison, b: str) -> Iterator[str]:
         yield f"†: documents share sources ({listed}): clustered error{tested * (not seeds)}"
     if strata := [task for task in tasks if task.strata > 1]:
         yield f"stratified by subject: {', '.join(label(compared, task.name) for task in strata)}"
-    if macro := [label(compared, task.name) for task in strata if is_macro(task.name)]:
-        yield f"mean over subjects, each of which counts the same: {', '.join(macro)}"
+    yield from macro_note({task.name: label(compared, task.name) for task in strata})
     if measure.alternatives == "prompt":
         yield from _PROMPT_NOTES
     evidence = "documents and runs" if any(task.spread for task in tasks) else "documents"

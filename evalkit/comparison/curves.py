@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evalkit.benchmarks.outcomes import Comparable, Label, Measure, scale_of
+from evalkit.benchmarks.outcomes import Comparable, Measure, scale_of
 from evalkit.comparison.line import line_label, line_name
 from evalkit.comparison.pairing import PairedTask, Pairing, pair, sample_names
 from evalkit.comparison.sentences import Unit, unit_of
@@ -27,6 +27,7 @@ from evalkit.runs.traits import selection_words
 from evalkit.stats.adjusted import at_least_task_intervals, pooled, size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.estimates import Estimate, average, interval, mean
 from evalkit.stats.significance import cluster_sums
+from evalkit.suites.suites import Label
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def curve_report(curves: Sequence[Curve]) -> Report:
             records += [about | asdict(point) for point in points]
     content = {"curves": [asdict(training) for training in curves]}
     notes = (curves[0].measure.words, *dict.fromkeys(map(_documents, curves)))
-    return Report(tuple(tables), tuple(verdict), notes=notes, content=content, records=records)
+    return Report(tables, verdict, notes=notes, content=content, records=records)
 
 
 def _documents(training: Curve) -> str:

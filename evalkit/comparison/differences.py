@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from evalkit.benchmarks.outcomes import Label, Measure
+from evalkit.benchmarks.outcomes import Measure
 from evalkit.comparison.sides import Claim
 from evalkit.errors import UsageError
 from evalkit.escape import brief, counted
 from evalkit.stats.power import ALPHA
 from evalkit.stats.sequential import ONCE, Looks
 from evalkit.stats.significance import Spread
+from evalkit.suites.suites import Label
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from evalkit.benchmarks.outcomes import Label, Measure
+from evalkit.benchmarks.outcomes import Measure
 from evalkit.comparison.differences import TOO_FEW, AverageDifference, Difference, TaskDifference, verdict_of
 from evalkit.comparison.pairing import PairedTask, Pairing, sample_names
 from evalkit.stats import adjusted as adjusting
@@ -21,6 +21,7 @@ from evalkit.stats import significance
 from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, average, interval, mean, skewness, t_quantile
 from evalkit.stats.power import ALPHA, detectable, mcnemar_detectable, sign_flip_detectable
 from evalkit.stats.sequential import FIRST, ONCE, Look, Looks
+from evalkit.suites.suites import Label
 
 MCNEMAR, SIGN_FLIP, SEEDS = "McNemar", "sign flip and t", "t over seeds and documents"
 PAIRS = "t over pairs of seeds and documents"

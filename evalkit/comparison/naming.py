@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from evalkit.benchmarks.differences import differences
-from evalkit.benchmarks.multiple_choice.suites import shipped_suites
-from evalkit.benchmarks.request import DEFAULT_SUITE
 from evalkit.display import news
 from evalkit.errors import CheckpointError, EvalkitError, RunError, SeveralRunsError, UnknownNameError, UsageError
 from evalkit.escape import counted
@@ -27,6 +25,7 @@ from evalkit.models.loading.locate import locate
 from evalkit.runs.finding import DamagedRun, scan
 from evalkit.runs.folder import CHECKPOINT, MANIFEST, Run, is_file, is_run_folder, load_run
 from evalkit.runs.traits import checkpoint_of, documents_read, is_imported, traits
+from evalkit.suites.suites import DEFAULT_SUITE, shipped_suites
 
 _MOST_LISTED = 20
 _ID_SHOWN = 7

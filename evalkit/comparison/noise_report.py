@@ -73,7 +73,7 @@ def noise_report(study: NoiseStudy, lines: dict[str, list[NoiseLine]]) -> Report
     by_step = [record | {"by_step": line.by_step} for record, line in zip(records, every, strict=True)]
     content = {"advice": advice, "models": study.models, "seeds": study.seeds, "steps": study.steps}
     content |= {"last": study.last, "lines": by_step, "notes": notes}
-    return Report(tuple(tables), tuple(advice), facts, tuple(notes), content, records)
+    return Report(tables, advice, facts, notes, content, records)
 
 
 def _advice(study: NoiseStudy, lines: dict[str, list[NoiseLine]]) -> Iterator[str]:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evalkit.benchmarks.differences import document_difference
-from evalkit.benchmarks.outcomes import CONTENT, Comparable, Label, Measure
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.outcomes import CONTENT, Comparable, Measure
+from evalkit.benchmarks.registry import results_of
 from evalkit.comparison.sides import Side, check_pairs
 from evalkit.errors import UsageError
 from evalkit.runs.folder import LM_EVAL, Run
@@ -23,6 +23,7 @@ from evalkit.runs.score_table import MARGIN, sources_of, weighted, with_default_
 from evalkit.runs.traits import caveats, is_imported, unofficial
 from evalkit.stats.estimates import Codes, Floats
 from evalkit.stats.sequential import ONCE, Looks
+from evalkit.suites.suites import Label
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,7 +85,7 @@ class Pairing:
 
     def label(self, task: str) -> Label:
         first = self.graded[0].run
-        return benchmark_of(first).label(first, task)
+        return results_of(first).label(task)
 
     def key(self, rule: str | None) -> str:
         """Return the key of a rule or outcome (`outcome_key`), by default and for a margin of the runs' own rule."""
@@ -174,7 +175,7 @@ def pair(a: Side, b: Side, graded: dict[str, Comparable], in_pairs: bool = False
             advice *= {run.suite, runs[0].suite} == {LM_EVAL, "tasks"}
             raise UsageError(f"run {runs[0].folder.name} is of {suites}; compare runs of one suite{advice}")
         if str(run.folder) not in graded:
-            graded[str(run.folder)] = benchmark_of(run).comparable(run)
+            graded[str(run.folder)] = results_of(run).comparable()
     of_runs = tuple(graded[str(run.folder)] for run in runs)
     for other in of_runs[1:]:
         of_runs[0].check_alike(other)

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from evalkit.benchmarks.outcomes import Measure
-from evalkit.benchmarks.request import DEFAULT_SUITE
 from evalkit.comparison.comparison import compare_pairing
 from evalkit.comparison.differences import AverageDifference
 from evalkit.comparison.line import MCNEMAR, ScoredLine, average_difference, by_task, samples_of
@@ -36,6 +35,7 @@ from evalkit.runs.folder import Run
 from evalkit.runs.score_table import BESIDE, MARGIN
 from evalkit.stats.estimates import Estimate, Floats, average
 from evalkit.stats.power import ALPHA, MOST_SEEDS, mcnemar_detectable, seeds_detectable, t_detectable
+from evalkit.suites.suites import DEFAULT_SUITE
 
 SIZES, SEEDS = (50, 100, 200, 500, 1000), (1, 2, 3, 5, 8)
 """Documents of each task, and seeds of each side, in a report."""

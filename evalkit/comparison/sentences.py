@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from fractions import Fraction
 
 from evalkit.benchmarks.outcomes import Measure
 from evalkit.comparison.differences import (
@@ -22,6 +22,7 @@ from evalkit.comparison.differences import (
     tally,
 )
 from evalkit.reporting.decimals import fixed, percent
+from evalkit.reporting.numbers import SHARES, NumberFormat
 from evalkit.stats.estimates import known_error
 from evalkit.stats.significance import Spread
 
@@ -29,29 +30,22 @@ _LEAST_P = 0.0005
 """Smallest p value that three decimals can show."""
 
 
-@dataclass(frozen=True)
-class Unit:
-    """Unit and decimals of the numbers in one report."""
+class Unit(NumberFormat):
+    """Unit and decimals of the numbers in one report, whose errors have one more decimal."""
 
-    places: int | None
-    """Decimals; None for shares, which are printed in percent."""
+    def __init__(self, places: int, whole: float | None = None) -> None:
+        super().__init__(places, whole, more_of_errors=1)
 
     @property
     def factor(self) -> float:
-        return 100 if self.places is None else 1
+        return 100 if self.whole else 1
 
     @property
     def points(self) -> str:
-        return " points" if self.places is None else ""
+        return " points" if self.whole else ""
 
-    def value(self, score: float | None, signed: bool = False, more: int = 0) -> str:
-        """Format a score with `more` further decimals; a dash if it is unknown."""
-        if self.places is None and score is not None and math.isfinite(score):
-            return percent(score, 1 + more, signed)
-        return fixed(score, (self.places or 0) + more, signed)
-
-    def error(self, stderr: float | None) -> str:
-        return self.value(None if stderr is None else known_error(stderr), more=1)
+    def error(self, stderr: float | Fraction | None) -> str:
+        return super().error(None if stderr is None else known_error(float(stderr)))
 
     def difference(self, difference: float) -> str:
         return self.value(difference, signed=True)
@@ -80,7 +74,7 @@ class Unit:
 def unit_of(measure: Measure, errors: Iterable[float | None]) -> Unit:
     """Return the unit of a report. Measures other than shares have decimals for two digits of the smallest error."""
     if measure.is_share:
-        return Unit(None)
+        return Unit(SHARES.places, SHARES.whole)
     least = min((error for error in errors if error is not None and 0 < error < math.inf), default=None)
     return Unit(3 if least is None else max(0, min(12, 1 - math.floor(math.log10(least)))))
 

@@ -163,3 +163,15 @@ def repeated_prompts(documents: Iterable[Hashable]) -> list[str]:
     if 2 * distinct < total:
         return [f"{total:,} documents have {distinct:,} prompts, {max(numbers.values()):,} of them the same one"]
     return []
+
+
+def spread(count: int, most: int, block: int = 1) -> list[int]:
+    """Return at most `most` places among `count`, in blocks of neighbours that are evenly spread from the first.
+
+    Neighbours may share a prefix, and parts of a task may differ in length, so both are sampled.
+    """
+    if count <= most:
+        return list(range(count))
+    blocks = max(1, most // block)
+    starts = (number * (count - block) // blocks for number in range(blocks))
+    return sorted({start + offset for start in starts for offset in range(block)})

@@ -17,9 +17,10 @@ from typing import Any
 import yaml
 
 from evalkit.benchmarks.outcomes import Metric
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.data import HubSplit
 from evalkit.errors import UsageError
+from evalkit.reporting.numbers import NumberFormat, following
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import caveats, is_imported, origin, traits
 
@@ -86,7 +87,7 @@ class Content:
 
 def content_of(run: Run, rule: str | None) -> Content:
     """Collect what is exported; an `UnknownNameError` if the run was not scored for that rule."""
-    benchmark, of_run, documents = benchmark_of(run), traits(run, rule), run.manifest["documents"]
+    results, of_run, documents = results_of(run), traits(run, rule), run.manifest["documents"]
     protocol = {
         **({"rule": of_run["rule"].value} if run.rule else {"benchmark": run.kind}),
         "template": of_run["template"].value,
@@ -100,7 +101,7 @@ def content_of(run: Run, rule: str | None) -> Content:
     }
     scores: list[ExportedScore] = []
     seen: set[str] = set()
-    for metric in benchmark.metrics(run, rule):
+    for metric in results.metrics(rule):
         distinct = metric.name + ("" if metric.layer is None else f"/layer {metric.layer}")
         distinct = distinct if metric.task in seen else ""
         seen.add(metric.task)
@@ -109,7 +110,7 @@ def content_of(run: Run, rule: str | None) -> Content:
         total, source = documents[metric.task]["total"] or metric.n, documents[metric.task]["source"]
         part = [f"{metric.n:,} of {total:,} documents"] if metric.n < total else []
         about = (*caveats(run.manifest).get(metric.task, ()), *part)
-        scores.append(ExportedScore(metric, benchmark.dataset(run, metric.task), total, about, source, distinct))
+        scores.append(ExportedScore(metric, results.dataset(metric.task), total, about, source, distinct))
     return Content(run, protocol.get("rule", run.kind), tuple(scores), protocol)
 
 
@@ -152,7 +153,7 @@ def hub_files(content: Content) -> dict[str, str]:
             )
         )
         notes = "".join(f"{caveat}; " for caveat in score.caveats)
-        error = "" if score.stderr is None else f" ± {_shown(score, score.stderr)}"
+        error = following(NumberFormat(4, metric.whole).spread(metric.stderr))
         how = ", ".join(f"{key} {value}" for key, value in content.protocol.items())
         unit = " in %" if metric.whole else ""
         entries.append(

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from evalkit.benchmarks.lm_eval.log_format import texts_of_requests
+from evalkit.benchmarks.lm_eval_files import texts_of_requests
 from evalkit.errors import DataError, UsageError, reading_as
 from evalkit.inputs.reading import MOST_BYTES, MOST_DOCUMENT_BYTES, parse_json, read_bytes
 from evalkit.inputs.validated import Stored

@@ -26,7 +26,6 @@ from evalkit.benchmarks.lm_eval.results import (
     metric_entries,
     write_tables,
 )
-from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.data import Library
 from evalkit.display import Say
 from evalkit.errors import DataError, UsageError
@@ -46,6 +45,7 @@ from evalkit.exchange.pinned_runs import import_choices, match
 from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.score_table import ScoreRow, score_table, uncounted, unsized
 from evalkit.runs.writing import RunWriter
+from evalkit.suites.templates import load_template
 
 _TOLERANCE = 1e-6
 """Relative difference of two computations of a metric."""

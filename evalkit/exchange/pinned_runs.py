@@ -16,11 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evalkit.benchmarks.lm_eval.results import choice_rows
-from evalkit.benchmarks.multiple_choice.question_loading import pinned_questions
-from evalkit.benchmarks.multiple_choice.questions import Question
-from evalkit.benchmarks.multiple_choice.suites import choose_tasks, label_of, load_suite, suite_of, with_fewshot
-from evalkit.benchmarks.multiple_choice.templates import load_template, template_names
-from evalkit.benchmarks.request import DEFAULT_SUITE
 from evalkit.data import SUBJECTS, TASKS, Library
 from evalkit.data.sampling import ALL_DOCUMENTS
 from evalkit.errors import DataError, UsageError
@@ -39,6 +34,10 @@ from evalkit.runs.accuracies import summarise_all
 from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.score_table import score_table, uncounted
 from evalkit.runs.writing import RunWriter
+from evalkit.suites.question_loading import pinned_questions
+from evalkit.suites.questions import Question
+from evalkit.suites.suites import DEFAULT_SUITE, choose_tasks, label_of, load_suite, suite_of, with_fewshot
+from evalkit.suites.templates import load_template, template_names
 
 _POOLED = "mmlu_pooled"
 """evalkit's leaf task with the documents of all subjects, of which it takes one in turn."""

@@ -6,7 +6,7 @@ In: token ids and a generator. Out: what can be pickled and sent to it, and the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -200,10 +200,11 @@ class Capacity:
         return batches
 
 
-def capacity_of(generator: Generator, budget: int | None, context: int) -> Capacity:
+def capacity_of(generator: Generator, budget: int | None, context: int, most_texts: int | None = None) -> Capacity:
     """Return the memory limits of a batch for a context window in tokens.
 
     The budget is the most tokens of a batch; None: as many as fit into a share of the memory, whoever else uses it.
+    `most_texts` is the most texts of a batch; None: as many as fit.
     """
     is_gpu = generator.device.type == "cuda"
     share = _GPU_SHARE if is_gpu else _CPU_SHARE
@@ -212,12 +213,12 @@ def capacity_of(generator: Generator, budget: int | None, context: int) -> Capac
     # Without a key-value cache, prompts are generated one by one
     tokens = budget or (max(1, min(rooms)) if rooms else context)
     most_rows = 1 if generator.without_cache else _GPU_ROWS if is_gpu else _CPU_ROWS
-    return Capacity(tokens, most_rows, generator.chunk, generator.token_bytes)
+    return Capacity(tokens, min(most_rows, most_texts or most_rows), generator.chunk, generator.token_bytes)
 
 
 @dataclass(frozen=True)
-class MeasuredCapacity(Capacity):
-    """Memory limits and measured speed; see `measure_capacity`."""
+class Speed:
+    """Measured speed of generation."""
 
     linear: float
     """Floating-point operations per prompt token that do not depend on its position: two per weight."""
@@ -228,36 +229,35 @@ class MeasuredCapacity(Capacity):
     operations_a_second: float
     bytes_a_second: float
 
-    def work(self, prompt: Prompt) -> float:
+    def seconds(self, prompt: Prompt, capacity: Capacity) -> float:
         """Return the seconds of a prompt and of its largest number of generated tokens, in the largest batch."""
-        rows = max(1, min(self.most_rows, self.tokens // prompt.columns))
-        read = float(self.weights / rows + prompt.columns * self.token_bytes)
+        rows = max(1, min(capacity.most_rows, capacity.tokens // prompt.columns))
+        read = float(self.weights / rows + prompt.columns * capacity.token_bytes)
         operations = _operations(self.linear, self.square, len(prompt.tokens))
         return operations / self.operations_a_second + prompt.max_new_tokens * read / self.bytes_a_second
 
-    def estimate(self, prompts: Sequence[Prompt]) -> str:
-        """Return one line: the numbers of tokens, the longest time, and the memory."""
-        tokens, new = sum(len(prompt.tokens) for prompt in prompts), sum(prompt.max_new_tokens for prompt in prompts)
-        most = max(prompt.columns for prompt in prompts)
-        stored = max(most, min(self.tokens, most * self.most_rows)) * self.token_bytes / 2**30
-        return (
-            f"{tokens:,} prompt tokens and up to {new:,} generated ones: about "
-            f"{max(1, round(sum(map(self.work, prompts)) / 60))} min, and up to {stored:.1f} GiB beside the model"
-        )
+
+def estimate_line(prompts: Sequence[Prompt], capacity: Capacity, speed: Speed) -> str:
+    """Return one line: the numbers of tokens, the longest time, and the memory."""
+    tokens = sum(len(prompt.tokens) for prompt in prompts)
+    new = sum(prompt.max_new_tokens for prompt in prompts)
+    most = max(prompt.columns for prompt in prompts)
+    stored = max(most, min(capacity.tokens, most * capacity.most_rows)) * capacity.token_bytes / 2**30
+    seconds = sum(speed.seconds(prompt, capacity) for prompt in prompts)
+    return (
+        f"{tokens:,} prompt tokens and up to {new:,} generated ones: about "
+        f"{max(1, round(seconds / 60))} min, and up to {stored:.1f} GiB beside the model"
+    )
 
 
-@dataclass(frozen=True)
-class GeneratingFacts:
-    ends: tuple[int, ...]
-    room: MeasuredCapacity
-
-
-def measure_capacity(model: Any, generator: Generator, budget: int | None, context: int) -> MeasuredCapacity:
-    """Return the memory limits (see `capacity_of`), and measure a prompt chunk and a few decoding steps."""
-    embedding, config = model.get_input_embeddings().weight, model.config.get_text_config()
+def measured_speed(model: Any, generator: Generator, context: int) -> Speed:
+    """Measure a prompt chunk and a few decoding steps; `context`: the context window in tokens."""
+    embedding = model.get_input_embeddings().weight
+    config = model.config.get_text_config()
     total = sum(parameter.numel() for parameter in model.parameters())
     untied = model.get_output_embeddings().weight is not embedding
-    linear, square = 2 * (total - embedding.numel()), 4 * config.num_hidden_layers * config.hidden_size
+    linear = 2 * (total - embedding.numel())
+    square = 4 * config.num_hidden_layers * config.hidden_size
     weights = (total - untied * embedding.numel()) * embedding.element_size()
     length = max(1, min(CHUNK, context - 1 - _STEPS))
     prompt = Prompt(-1, np.arange(length, dtype=np.int64) % embedding.shape[0], 1 + _STEPS)
@@ -266,9 +266,7 @@ def measure_capacity(model: Any, generator: Generator, budget: int | None, conte
     operations_a_second = _operations(linear, square, length) / max(measured.prompt_seconds, 1e-9)
     step = max(measured.seconds - measured.prompt_seconds, 1e-9) / _STEPS
     bytes_a_second = (weights + length * generator.token_bytes) / step
-    limits = asdict(capacity_of(generator, budget, context))
-    return MeasuredCapacity(**limits, linear=linear, square=square, weights=weights,
-                            operations_a_second=operations_a_second, bytes_a_second=bytes_a_second)  # fmt: skip
+    return Speed(linear, square, weights, operations_a_second, bytes_a_second)
 
 
 def _operations(linear: float, square: float, tokens: int) -> float:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.document_views import CUT, AnsweredDocument, AnswerView, ChoiceText, ChoiceView, Piece, TaskView
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.document_views import CUT, AnsweredDocument, AnswerView, ChoiceText, ChoiceView, TaskView
+from evalkit.benchmarks.registry import results_of
 from evalkit.comparison.pairing import check_same_documents
 from evalkit.display import Say
 from evalkit.errors import EvalkitError, UnknownNameError, UsageError
@@ -23,6 +23,7 @@ from evalkit.runs.accuracies import available_rules, rule_beside, with_choices
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import Floats, best_choices, find_rule, row_scores
 from evalkit.runs.score_table import SEGMENTS, outcome_of
+from evalkit.suites.templates import Piece
 
 Flags = NDArray[np.bool_]
 Indices = NDArray[np.int64]
@@ -171,7 +172,7 @@ def run_outcomes(run: Run, tasks: Collection[str], rule: str | None, say: Say) -
     if rule is not None:
         run.require_choices()
     rule = own_rule(run) if rule in (None, run.rule) else rule
-    for view in benchmark_of(run).views(run, tasks, say):
+    for view in results_of(run).views(tasks, say):
         if isinstance(view, ChoiceView):
             made = decisions(view, str(rule))
             first = view.scores.iloc[made.starts]
@@ -301,7 +302,7 @@ def _find_task(run: Run, name: str) -> tuple[str, str | None]:
     if name in (tasks := _tasks(run)):
         return name, None
     try:
-        documents = benchmark_of(run).comparable(run).documents
+        documents = results_of(run).comparable().documents
         subtasks = dict(zip(documents["subtask"], documents["task"], strict=True))
     except EvalkitError:  # the run has no table of its documents
         subtasks = {}

@@ -12,10 +12,9 @@ from evalkit.benchmarks.document_views import AnswerView, ChoiceView, common_pre
 from evalkit.inspection.outcomes import DocumentOutcome, SelectedDocument, Selection, decisions
 from evalkit.reporting.decimals import fixed, signed_number
 from evalkit.reporting.report import Report
-from evalkit.reporting.table import Table, simple_table
+from evalkit.reporting.table import Table, filled_table, simple_table
 from evalkit.reporting.terminal import coloured
-from evalkit.runs.rules import find_rule
-from evalkit.runs.traits import notes_of_runs
+from evalkit.runs.notes import TRUNCATED, notes_of_runs, rule_note
 
 _OPTION, _LISTED_OPTION, _LISTED_TEXT = 40, 24, 60
 """Most characters of an option, of one in a list (or of an answer), and of the beginning of a text there."""
@@ -69,7 +68,7 @@ def list_report(selection: Selection, limit: int, names: Sequence[str]) -> Repor
     content: dict[str, Any] = {"runs": ids, "rule": rule, "tasks": listed, "count": len(selected)}
     content |= {"of": selection.searched, "notes": notes, "documents": list(map(_document_record, shown))}
     tables = (_list_table(shown, begins, len(names)),)
-    return Report(tables, (), tuple(facts), notes, content, list(map(_flat_record, shown, begins)))
+    return Report(tables, (), facts, notes, content, list(map(_flat_record, shown, begins)))
 
 
 def _option(document: DocumentOutcome, choice: int, most: int) -> str:
@@ -182,7 +181,7 @@ def _notes(document: DocumentOutcome) -> Iterator[str]:
     yield "log-likelihoods are natural logarithms; perplexity: exp(-log-likelihood / tokens); –: not scored"
     if document.truncated:
         cut = [f"{int(row['truncated']):,} tokens of choice {choice}" for choice, row in enumerate(document.rows)]
-        yield f"the context was truncated on the left to fit the context window: {', '.join(cut)}"
+        yield f"the context was {TRUNCATED}: {', '.join(cut)}"
 
 
 def _list_table(shown: Sequence[SelectedDocument], begins: Sequence[str], runs: int) -> Table:
@@ -196,10 +195,7 @@ def _list_table(shown: Sequence[SelectedDocument], begins: Sequence[str], runs: 
     for documents, begin in zip(shown, begins, strict=True):
         predictions, golds, values = zip(*map(_prediction, documents), strict=True)
         rows.append([documents[0].name, *predictions, golds[0], begin, *values])
-    kept = [column for column in range(len(headers)) if not column or any(row[column] for row in rows)]
-    cells = [[row[column] for column in kept] for row in rows]
-    texts = sum(column < len(headers) - len(letters) for column in kept)
-    return simple_table("documents", [headers[column] for column in kept], cells, texts=texts)
+    return filled_table("documents", headers, rows, texts=len(headers) - len(letters))
 
 
 def _prediction(document: DocumentOutcome) -> tuple[str, str, str]:
@@ -213,7 +209,7 @@ def _prediction(document: DocumentOutcome) -> tuple[str, str, str]:
 
 def _list_notes(selection: Selection, shown: Sequence[SelectedDocument], rule: str | None) -> Iterator[str]:
     if rule is not None:
-        yield f"rule {rule}: {find_rule(rule).description}"
+        yield rule_note(rule)
         margin = "score of the gold choice less the highest score of another choice, by the rule"
         yield f"margin: {margin}; log-likelihoods are in nats"
     yield from notes_of_runs((of_run.run.model, of_run.run.manifest) for of_run in selection.tasks[0])

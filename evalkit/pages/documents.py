@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.benchmarks.differences import document_difference
-from evalkit.benchmarks.document_views import AnswerView, ChoiceText, ChoiceView, Piece
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.document_views import AnswerView, ChoiceText, ChoiceView
+from evalkit.benchmarks.registry import results_of
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import Say
 from evalkit.errors import RunError
@@ -26,6 +26,7 @@ from evalkit.escape import in_json
 from evalkit.inspection.outcomes import DocumentName, TaskOutcomes, decisions, own_rule, run_outcomes
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import ACCURACY, FRACTION, SEGMENTS
+from evalkit.suites.templates import Piece
 
 Arrays: TypeAlias = dict[str, tuple[str, NDArray[Any]]]
 """Name → (u1, u2, i4, f4 or f8; values of any shape)."""
@@ -82,7 +83,7 @@ def document_data(
     for members in _by_documents(runs, say):
         first = members[0][1]
         task, numbers = first.view.task, [number for number, _ in members]
-        label = benchmark_of(first.run).label(first.run, task).full
+        label = results_of(first.run).label(task).full
         if task in [other["task"] for other in tasks]:  # other documents under the same name
             of = ", ".join(names[number] for number in numbers)
             task, label = f"{task} ({of})", f"{label} ({of})"

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from evalkit.benchmarks.document_views import Piece
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.inspection.outcomes import TaskOutcomes, run_outcomes
 from evalkit.models.loading.locate import silent
@@ -22,13 +21,13 @@ from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
+from evalkit.runs.notes import notes_of_runs, run_notes
 from evalkit.runs.traits import (
-    caveats,
+    caveat_mark,
     is_imported,
-    notes_of_runs,
-    run_notes,
     traits,
 )
+from evalkit.suites.templates import Piece
 
 
 def result_panels(benchmark: PageBenchmark, number: int) -> tuple[list[Panel], list[Panel]]:
@@ -50,7 +49,9 @@ def by_suite(runs: Sequence[Run]) -> dict[tuple[str, str], list[int]]:
 
 def _run_panel(run: Run, name: str) -> Panel:
     run.require_finished()
-    report, detailed = (benchmark_of(run).report(run, detail=detail) for detail in (False, True))
+    results = results_of(run)
+    report = results.report()
+    detailed = results.report(detail=True)
     shown, address = [table.name for table in report.tables], f"run-{anchor(str(run.manifest['id']))}"
     subjects = tuple(table for table in detailed.tables if table.name not in shown)
     panels = (Panel(f"{address}-detail", "In detail", (Report(subjects),)),) if subjects else ()
@@ -65,7 +66,7 @@ def figure_panels(runs: Sequence[Run], names: Sequence[str], models: Sequence[st
         members = [each for each in zip(runs, names, models or names, strict=True) if each[0].kind == kind]
         address, figures, problems = f"figures-{anchor(kind)}", [], []
         try:
-            drawn = benchmark_of(members[0][0]).figures(*zip(*members, strict=True))
+            drawn = results_of(members[0][0]).figures(*zip(*members, strict=True))
         except EvalkitError as error:
             drawn, problems = [], [f"the figures cannot be drawn: {error}"]
         for figure in drawn:
@@ -74,7 +75,7 @@ def figure_panels(runs: Sequence[Run], names: Sequence[str], models: Sequence[st
             except EvalkitError as error:
                 problems.append(f"{figure.name}: not drawn, {error}")
         if figures or problems:
-            reports = (Report((), notes=tuple(problems)),) if problems else ()
+            reports = (Report((), notes=problems),) if problems else ()
             panels.append(Panel(address, f"Figures of {kind}", reports, tuple(figures)))
     return tuple(panels)
 
@@ -86,7 +87,7 @@ def anchor(text: str) -> str:
 
 def _provenance_panel(run: Run, name: str) -> Panel:
     settings = simple_table("settings", ["setting", "value"], _settings(run), texts=2)
-    report = Report((settings, _documents_table(run)), notes=tuple(run_notes(run.manifest)))
+    report = Report((settings, _documents_table(run)), notes=run_notes(run.manifest))
     template, prompts = run.manifest["template"], []
     if isinstance(template, Mapping) and template.get("parts"):  # with its placeholders
         pieces = tuple(Piece(str(part["segment"]), str(part["text"])) for part in template["parts"])
@@ -138,24 +139,24 @@ def _settings(run: Run) -> list[tuple[str, str]]:
 
 
 def _documents_table(run: Run) -> Table:
-    benchmark, seconds, rows = benchmark_of(run), dict[str, float](), []
+    results, seconds, rows = results_of(run), dict[str, float](), []
     with suppress(RunError):  # they are not stored
         seconds = run.seconds
-    counts = {metric.task: metric.n for metric in reversed(benchmark.metrics(run))}
+    counts = {metric.task: metric.n for metric in reversed(results.metrics())}
     for task, source in run.manifest["documents"].items():
         shown = f"{counts[task]:,}" if task in counts else "–"
         of_all = "–" if source["total"] is None else f"{source['total']:,}"
         numbers = [shown, of_all, fixed(seconds.get(task), 1)]
         rows.append([_label(run, task), str(source["source"]), *numbers])
     for task, source in run.manifest.get("examples", {}).items():
-        label = f"{benchmark.label(run, task).full}: solved examples"
+        label = f"{results.label(task).full}: solved examples"
         rows.append([label, str(source["source"]), "", f"{source['total']:,}", ""])
     headers = ["task", "source of the documents", "n", "of", *(["seconds"] if seconds else [])]
     return simple_table("documents", headers, [row[: len(headers)] for row in rows], texts=2)
 
 
 def _label(run: Run, task: str) -> str:
-    return benchmark_of(run).label(run, task).full + "*" * (task in caveats(run.manifest))
+    return results_of(run).label(task).full + caveat_mark(run.manifest, [task])
 
 
 class Licence(NamedTuple):
@@ -191,14 +192,14 @@ def sources_panel(runs: Sequence[Run]) -> Panel:
     headers = ["task", "dataset", "authors", "licence", "page", "source used"]
     table = simple_table("sources", headers, list(rows), texts=len(headers))
     notes = notes_of_runs((run.model, run.manifest) for run in runs)
-    return Panel("sources", "Sources and licences of the documents", (Report((table,), notes=tuple(notes)),))
+    return Panel("sources", "Sources and licences of the documents", (Report((table,), notes=notes),))
 
 
 def _dataset(run: Run, task: str) -> tuple[str, str, str, str]:
     """Return a task's dataset, its authors, its licence, and the licence's page."""
     split = None
     with suppress(UsageError):  # of lm-eval's tasks the dataset is not known
-        split = benchmark_of(run).dataset(run, task)
+        split = results_of(run).dataset(task)
     if split is None:
         return "–", "–", "see the source", "–"
     described = ", ".join(part for part in (split.path, split.config, split.split) if part)

@@ -20,13 +20,13 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from evalkit.benchmarks.document_views import Piece
 from evalkit.escape import in_json, printable
 from evalkit.pages.documents import DocumentData
 from evalkit.paths import replace_file
 from evalkit.reporting.formats import html_lines, html_table
 from evalkit.reporting.report import Report, render
 from evalkit.reporting.table import SUFFIXES, Format, Table
+from evalkit.suites.templates import Piece
 
 
 @dataclass(frozen=True)

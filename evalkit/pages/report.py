@@ -15,8 +15,8 @@ from pathlib import Path
 
 from evalkit import __version__
 from evalkit.benchmarks.outcomes import Comparable
-from evalkit.benchmarks.registry import benchmark_of
-from evalkit.benchmarks.request import remembering
+from evalkit.benchmarks.registry import results_of
+from evalkit.cache import remembering
 from evalkit.comparison.comparison import compare_pairing, decided_together, rule_of, subject_differences
 from evalkit.comparison.comparison_report import comparison_report
 from evalkit.comparison.curves import Curve, curve, curve_report
@@ -97,7 +97,7 @@ def _rules(runs: Sequence[Run], rule: str | None) -> dict[str, str | None]:
     problems = []
     for kind, run in {run.kind: run for run in runs}.items() if rule is not None else ():
         try:
-            benchmark_of(run).comparable(run).measure(str(rule))
+            results_of(run).comparable().measure(str(rule))
             by_kind[kind] = rule
         except EvalkitError as error:
             problems.append(str(error))

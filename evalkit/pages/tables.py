@@ -11,14 +11,15 @@ from itertools import groupby
 from typing import NamedTuple
 
 from evalkit.benchmarks.differences import differences
-from evalkit.benchmarks.outcomes import LOWER_NOTE, Metric, formatted
+from evalkit.benchmarks.outcomes import Metric
 from evalkit.benchmarks.run_listing import Summarised, column_heading, documents_words
 from evalkit.comparison.sides import Side, check_uniform
 from evalkit.errors import UsageError
+from evalkit.reporting.numbers import UNKNOWN
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, literal
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import notes_of_runs
+from evalkit.runs.notes import error_note, notes_of_runs
 from evalkit.studies.results import StudyTraining
 
 
@@ -105,7 +106,9 @@ def _column(name: str, rows: Sequence[_PageRow]) -> tuple[str, list[Cell]]:
     first, better = next(iter(metrics)), {metric.higher_is_better for metric in metrics.values()}
     runs = [run for number in metrics for run in rows[number].runs]
     heading = name if metrics[first].n == 0 else column_heading(runs, [*metrics.values()])
-    cells = [Cell(*formatted(metrics.get(number))) for number in range(len(rows))]
+    cells = [Cell(UNKNOWN)] * len(rows)
+    for number, metric in metrics.items():
+        cells[number] = Cell(metric.format.value(metric.value), metric.format.spread(metric.stderr))
     rivals = {number: metric.value for number, metric in metrics.items()
               if rows[number].competes and metric.value is not None}  # fmt: skip
     differ = len({cells[number].value for number in rivals}) > 1
@@ -124,10 +127,8 @@ def _notes(rule: str | None, rows: Sequence[_PageRow], table: Table) -> Iterator
     if rules := dict.fromkeys(str(rule or row.runs[0].rule) for row in rows if row.runs[0].rule):
         yield f"rule: {', '.join(rules)}"
     if any(metric.stderr is not None for metric in metrics):
-        over_seeds = "; of averages over seeds their standard deviation" * any(len(row.runs) > 1 for row in rows)
-        yield f"±: standard error over documents{over_seeds}"
+        yield error_note([len(row.runs) > 1 for row in rows])
     if any(cell.bold for line in table.lines for cell in line.cells):
         yield "bold: the best model of a column as printed; the comparisons say whether it is better than another"
-    yield from notes_of_runs((row.side.name, run.manifest) for row in rows for run in row.runs)
-    if any(metric.higher_is_better is False for metric in metrics):
-        yield LOWER_NOTE
+    manifests = [(row.side.name, run.manifest) for row in rows for run in row.runs]
+    yield from notes_of_runs(manifests, [metric.higher_is_better for metric in metrics])

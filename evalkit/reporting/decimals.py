@@ -28,7 +28,7 @@ def parse_number(text: str) -> Fraction | None:
     return Fraction(text)
 
 
-def of_float(value: float) -> Fraction:
+def of_float(value: float | Fraction) -> Fraction:
     """Convert a float to the decimal that it prints as: 0.4125, not the nearest double."""
     return Fraction(repr(float(value)))
 
@@ -55,7 +55,7 @@ def to_text(value: Fraction, places: int, signed: bool = False) -> str:
     return ("-" if rounded < 0 else "+" if signed else "") + text
 
 
-def fixed(value: float | None, places: int, signed: bool = False) -> str:
+def fixed(value: float | Fraction | None, places: int, signed: bool = False) -> str:
     """Format a number in its own unit; a dash for None and NaN, a signed ∞ for infinities."""
     if value is None or math.isnan(value):
         return "–"

@@ -28,10 +28,10 @@ _PARENTS = re.compile(r"(?<![^\s(\"'])/(?:[^\s/]+/)*(?=[^\s/])")
 class Report:
     """Printed content of a run, a comparison, a table or a list."""
 
-    tables: tuple[Table, ...]
-    verdict: tuple[str, ...] = ()
-    facts: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    tables: Sequence[Table]
+    verdict: Sequence[str] = ()
+    facts: Sequence[str] = ()
+    notes: Sequence[str] = ()
     content: Any = None
     """Content of JSON; None: that of the tables."""
     records: Sequence[formats.Record] | None = None
@@ -48,7 +48,7 @@ class Report:
 
     def tables_alone(self) -> Report:
         """Return the report without sentences and notes, but its caution; JSON and CSV stay the same."""
-        tables = tuple(table._replace(notes=()) for table in self.tables)
+        tables = tuple(table.with_notes() for table in self.tables)
         parts = tuple(part.tables_alone() for part in self.parts)
         return replace(self, tables=tables, verdict=self.caution, facts=(), notes=(), parts=parts)
 

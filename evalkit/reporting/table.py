@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from evalkit.errors import TableError
 from evalkit.escape import printable
+from evalkit.reporting.numbers import following
 
 _TOKENS = re.compile(r"\\([\\*~$])|(\*\*|\*|~|\$)|([^\\*~$]+|\\)")
 """A backslash before a character of the markup stands for that character; any other backslash for itself."""
@@ -120,6 +121,10 @@ class Table(NamedTuple):
     by_point: bool = True
     """Whether numbers are aligned by their decimal points; else on the right."""
 
+    def with_notes(self, notes: Iterable[str] = ()) -> Table:
+        """Return the table with other notes, which are without markup."""
+        return self._replace(notes=tuple(map(literal, notes)))
+
     @property
     def headings(self) -> tuple[Text, ...]:
         """Headings of the columns of texts."""
@@ -161,6 +166,13 @@ def simple_table(
     return Table(name, literal(title), corner, tuple(others), columns, bodies, by_point=False)
 
 
+def filled_table(name: str, headers: Row, rows: Sequence[Row], *, texts: int = 1, **more: Any) -> Table:
+    """Build a `simple_table` without the columns that are empty in all rows, to save width; the first one stays."""
+    shown = [column for column in range(len(headers)) if not column or any(row[column] for row in rows)]
+    kept = [[row[column] for column in shown] for row in (headers, *rows)]
+    return simple_table(name, kept[0], kept[1:], texts=sum(column < texts for column in shown), **more)
+
+
 Markup = Mapping[str, tuple[str, str]]
 """Style of a span or a cell → what stands before and after its text; the innermost first."""
 
@@ -172,10 +184,9 @@ def marked(styled: Span | Cell, text: str, markup: Markup) -> str:
     return text
 
 
-def beside(cell: Cell, plus_minus: str = " ± ") -> str:
+def beside(cell: Cell) -> str:
     """Return what follows the value: spread and difference."""
-    spread = f"{plus_minus}{cell.spread}" if cell.spread else ""
-    return spread + (f" ({cell.difference})" if cell.difference else "")
+    return following(cell.spread) + (f" ({cell.difference})" if cell.difference else "")
 
 
 def column_names(table: Table) -> list[str]:

@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 
 from evalkit.errors import RunError, UsageError
-from evalkit.escape import brief, counted, part_name, with_error
+from evalkit.escape import brief, counted, part_name
+from evalkit.reporting.numbers import MEANS
 from evalkit.runs.rules import Floats, Rule, all_rules, decide, find_rule, row_scores, single_answers, why_unusable
 from evalkit.runs.score_table import (
     ACCURACY,
@@ -55,7 +56,7 @@ class TaskResult:
         return (self.value - self.chance) / (1 - self.chance)
 
     def __repr__(self) -> str:
-        shown = with_error(self.value, self.stderr)
+        shown = MEANS.with_error(self.value, self.stderr)
         return brief(self, self.task, shown, f"chance {self.chance:.3f}", f"n={self.n}")
 
 
@@ -75,7 +76,7 @@ class Average:
     higher_is_better: bool = True
 
     def __repr__(self) -> str:
-        return brief(self, self.name, with_error(self.value, self.stderr))
+        return brief(self, self.name, MEANS.with_error(self.value, self.stderr))
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Results:
     """Task → its subjects, for tasks that have any."""
 
     def __repr__(self) -> str:
-        average = with_error(self.average.value, self.average.stderr)
+        average = MEANS.with_error(self.average.value, self.average.stderr)
         return brief(self, self.rule, counted(len(self.tasks), "task"), f"average {average}")
 
     @property

@@ -11,8 +11,9 @@ import hashlib
 import zlib
 from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from numbers import Integral, Real
-from typing import Any, TypeAlias, get_args, get_type_hints
+from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,13 +32,19 @@ _ACCEPTED = {pa.string(): str, pa.int64(): Integral, pa.float64(): Real, pa.bool
 
 @cache
 def schema_of(row: type[tuple[Any, ...]]) -> pa.Schema:
-    """Return the Arrow schema of a `NamedTuple` of str, int, float and bool fields; `float | None` is nullable."""
-    fields = []
-    for name, hint in get_type_hints(row).items():
-        kinds = get_args(hint) or (hint,)
-        [kind] = (kind for kind in kinds if kind is not type(None))
-        fields.append(pa.field(name, _TYPES[kind], nullable=len(kinds) > 1))
-    return pa.schema(fields)
+    """Return the Arrow schema of a `NamedTuple` of str, int, float and bool fields, and lists of these.
+
+    `float | None` is nullable, also as the type of a list's elements.
+    """
+    return pa.schema([_field(name, hint) for name, hint in get_type_hints(row).items()])
+
+
+def _field(name: str, hint: Any) -> pa.Field:
+    if get_origin(hint) is list:
+        return pa.field(name, pa.list_(_field(name, *get_args(hint))), nullable=False)
+    kinds = get_args(hint) or (hint,)
+    [kind] = (kind for kind in kinds if kind is not type(None))
+    return pa.field(name, _TYPES[kind], nullable=len(kinds) > 1)
 
 
 @cache
@@ -87,6 +94,10 @@ def from_bytes(content: bytes, row: type[tuple[Any, ...]]) -> pa.RecordBatch:
 
 
 def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
+    if pa.types.is_list(field.type):
+        lengths = pa.array([0, *map(len, values)], pa.int64())
+        items = _array(list(chain.from_iterable(values)), field.type.value_field)
+        return pa.ListArray.from_arrays(pc.cumulative_sum(lengths).cast(pa.int32()), items, type=field.type)
     # Arrow itself truncates 1.5 to 1 where integers are expected, and rejects integers above 2^53 as floats
     for kind in {*map(type, values)} - {type(None)}:
         if not issubclass(kind, _ACCEPTED[field.type]) or (kind is bool) != (field.type == pa.bool_()):
@@ -105,8 +116,14 @@ def _checked(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     for column, field in zip(batch.columns, schema, strict=True):
         if column.type != field.type:
             raise ValueError(f"'{field.name}' is of type {column.type}; expected {field.type}")
-        if column.null_count and not field.nullable:
-            raise ValueError(f"'{field.name}' is null in a row")
-        if field.type == pa.float64() and pc.all(pc.is_finite(column)).as_py() is False:
-            raise ValueError(f"'{field.name}' contains NaN or infinity; expected finite numbers")
+        _check_values(column, field, field.name)
     return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def _check_values(column: pa.Array, field: pa.Field, name: str) -> None:
+    if column.null_count and not field.nullable:
+        raise ValueError(f"'{name}' is null in a row")
+    if pa.types.is_list(field.type):
+        _check_values(column.flatten(), field.type.value_field, name)
+    elif field.type == pa.float64() and pc.all(pc.is_finite(column)).as_py() is False:
+        raise ValueError(f"'{name}' contains NaN or infinity; expected finite numbers")

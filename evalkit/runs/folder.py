@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 LM_EVAL = "lm_eval"
 """Suite name of runs of lm-eval's own tasks, with lm-eval's metrics."""
-LONGBENCH = "longbench"
-"""Kind of LongBench's runs. Where no rule chooses answers, the manifest's rule is the kind."""
 
 MANIFEST, JOURNAL, SCORES, RESULTS = "manifest.json", "journal.jsonl", "scores.parquet", "results.json"
 CHECKPOINT = "config.json"
@@ -209,8 +207,11 @@ class Run:
         return None if rule == self.kind else rule
 
     def other_rule(self, rule: str | None) -> str | None:
-        """Return a requested rule; None if it is the run's own, which is what readers take None for."""
-        return None if rule == self.manifest["rule"] else rule
+        """Return a requested rule; None if it is the run's own, which is what readers take None for.
+
+        A run without choices has its own alone.
+        """
+        return None if self.rule is None or rule == self.rule else rule
 
     @property
     def suite(self) -> str:
@@ -235,8 +236,6 @@ class Run:
 
     def require_choices(self) -> None:
         """Raise `UsageError` if the run has no choices that a rule could decide between."""
-        if self.kind == LM_EVAL and self.complete and not self.manifest["groups"]:
-            raise UsageError(f"run {self.folder} has no multiple-choice task with one gold answer, so no rule applies")
         if self.rule is None:
             raise UsageError(f"run {self.folder} has no choices for a rule; benchmark {self.kind} has its own metrics")
 
@@ -246,11 +245,16 @@ class Run:
 
     @cached_property
     def scores(self) -> pd.DataFrame:
-        """The score table, one row for each (task, document, choice); columns as in `ScoreRow`, then its cluster."""
-        from evalkit.runs.score_table import COLUMNS, OPTIONAL
+        """The score table under the run's own prompt, one row for each (task, document, choice).
+
+        Its columns are those of `ScoreRow`, then the cluster.
+        """
+        from evalkit.runs.score_table import COLUMNS, OPTIONAL, PROMPT
 
         self.require_choices()
         table = self.table(SCORES, [column for column in COLUMNS if column not in OPTIONAL])
+        if PROMPT in table:
+            table = table[table[PROMPT] == table[PROMPT].iloc[0]].reset_index(drop=True)
         return table.assign(**{name: value for name, value in OPTIONAL.items() if name not in table})[list(COLUMNS)]
 
     def results(self, rule: str | None = None) -> Results:

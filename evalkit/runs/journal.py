@@ -76,14 +76,20 @@ def seconds_in(path: Path) -> float:
 class Journal:
     """Append-only file of entries of the run with the id `run`; created when the first entry is written.
 
-    `row` is the type of the rows, a `NamedTuple` of str, int, float, bool and None. `say` is called with a message when
+    `rows` are the types of its rows, each a `NamedTuple` of str, int, float, bool and None, and lists of these; all
+    rows of an entry have one type, whose digest the entry has. `say` is called with a message when
     damaged lines are dropped; the journal of another run (not `is_ours`) is not changed, and damage is an error.
     """
 
     def __init__(
-        self, path: Path, run: str, row: type[tuple[Any, ...]], say: Callable[[str], None], is_ours: bool = True
+        self,
+        path: Path,
+        run: str,
+        rows: Sequence[type[tuple[Any, ...]]],
+        say: Callable[[str], None],
+        is_ours: bool = True,
     ) -> None:
-        self.row = row
+        self.types = tuple(rows)
         self._is_ours = is_ours
         self._path = path
         self._run = run
@@ -135,16 +141,21 @@ class Journal:
             raise RunError(f"journal {self._path} was changed while it was read; run the same command again")
         return stored[1]
 
-    def append(self, entry: Entry, rows: Rows, packed: bytes | None = None) -> tuple[Entry, pa.RecordBatch]:
-        """Write an entry and flush it to disk; return it as `read` does. `packed`: `to_bytes` of the rows, if made."""
+    def append(
+        self, entry: Entry, rows: Rows, row: type[tuple[Any, ...]], packed: bytes | None = None
+    ) -> tuple[Entry, pa.RecordBatch]:
+        """Write an entry and flush it to disk; return it as `read` does.
+
+        `row` is the type of the rows. `packed`: `to_bytes` of the rows, if made.
+        """
         from evalkit.runs.columns import record_batch, schema_digest, to_bytes
 
         try:
-            batch = record_batch(rows, self.row)
+            batch = record_batch(rows, row)
             columns = to_bytes(batch) if packed is None else packed
         except ValueError as error:
             raise RunError(f"batch {entry.batch} of {entry.task} cannot be stored: {error}") from error
-        header = [self._run, entry.task, entry.batch, entry.seconds, entry.place, schema_digest(self.row)]
+        header = [self._run, entry.task, entry.batch, entry.seconds, entry.place, schema_digest(row)]
         payload = json.dumps(header, separators=(",", ":")).encode() + b" " + base64.b64encode(columns)
         try:
             with self._path.open("ab") as file:
@@ -161,7 +172,7 @@ class Journal:
 
     def _parse(self, line: bytes, number: int, offset: int) -> tuple[Entry, pa.RecordBatch] | None:
         """Return the entry of a line; None if the line is damaged."""
-        from evalkit.runs.columns import from_bytes, schema_digest
+        from evalkit.runs.columns import from_bytes, schema_digest, schema_of
 
         checksum, _, payload = line.partition(b" ")
         # The checksum of an empty payload is 0, which the start of a torn line may be too
@@ -172,9 +183,11 @@ class Journal:
             stored = _HEADER.validate_json(header, strict=True)
             if stored.run != self._run:
                 raise ValueError(f"it belongs to run {stored.run}; expected {self._run}")
-            if stored.columns != schema_digest(self.row):
-                raise ValueError(f"its rows have other columns; expected {', '.join(self.row._fields)}")  # type: ignore[attr-defined]
-            batch = from_bytes(base64.b64decode(packed, validate=True), self.row)
+            by_digest = {schema_digest(row): row for row in self.types}
+            if stored.columns not in by_digest:
+                known = " or ".join(", ".join(schema_of(row).names) for row in self.types)
+                raise ValueError(f"its rows have other columns; expected {known}")
+            batch = from_bytes(base64.b64decode(packed, validate=True), by_digest[stored.columns])
         except (ValueError, RecursionError) as error:
             reason: object = error
             if isinstance(error, ValidationError):
@@ -194,7 +207,10 @@ Key = tuple[Hashable, ...]
 
 
 class FinishedRows:
-    """Finished batches of a run by the rows' key columns; of a key in several batches the first one counts."""
+    """Finished batches of a run by the rows' key columns; of a key in several batches the first one counts.
+
+    A key may end with the number of a part: rows that have a column `parts` are of so many parts.
+    """
 
     def __init__(self, journal: Journal, key: Sequence[str]) -> None:
         self.entries: list[Entry] = []
@@ -204,15 +220,17 @@ class FinishedRows:
         self._columns = key
         self.without_batch: set[Key] = set()
         """Keys of rows that need no batch."""
+        self.parts: dict[Key, int] = {}
+        """Key without the part → its parts, where they are not 1."""
         self._keys: set[Key] = set()
         self._repeated: dict[int, set[Key]] = {}
         """Offset of an entry → its keys that an earlier entry has."""
         for entry, batch in journal.read():
             self._add(entry, batch)
 
-    def append(self, entry: Entry, rows: Rows, packed: bytes | None = None) -> None:
+    def append(self, entry: Entry, rows: Rows, row: type[tuple[Any, ...]], packed: bytes | None = None) -> None:
         """Add a finished batch to the journal; see `Journal.append`."""
-        self._add(*self._journal.append(entry, rows, packed))
+        self._add(*self._journal.append(entry, rows, row, packed))
 
     def take(self, other: FinishedRows, keys: Collection[Key], in_batches: bool) -> None:
         """Add the rows of another run that have these keys and are missing here.
@@ -226,7 +244,8 @@ class FinishedRows:
             if any(kept):
                 seconds = round(entry.seconds * sum(kept) / len(kept), 4)
                 number = entry.batch if in_batches else NO_BATCH
-                self.append(replace(entry, batch=number, seconds=seconds), batch.filter(pa.array(kept)))
+                taken = batch.filter(pa.array(kept))
+                self.append(replace(entry, batch=number, seconds=seconds), taken, self._type_of(batch))
 
     def keyed(self) -> Iterator[tuple[Entry, pa.RecordBatch, Iterator[Key]]]:
         """Yield the entries with their rows and the keys of these."""
@@ -263,18 +282,29 @@ class FinishedRows:
 
         from evalkit.runs.columns import schema_of
 
-        return pa.Table.from_batches(self.batches(task), schema_of(self._journal.row))
+        batches = list(self.batches(task))
+        schema = batches[0].schema if batches else schema_of(self._journal.types[0])
+        return pa.Table.from_batches(batches, schema)
 
     def rows(self, task: str) -> Iterator[Any]:
         """Yield a task's rows as `NamedTuple`s."""
         for batch in self.batches(task):
+            row = self._type_of(batch)
             for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                yield self._journal.row(*values)
+                yield row(*values)
+
+    def _type_of(self, batch: pa.RecordBatch) -> Any:
+        from evalkit.runs.columns import schema_of
+
+        return next(row for row in self._journal.types if schema_of(row).equals(batch.schema))
 
     def _add(self, entry: Entry, batch: pa.RecordBatch) -> None:
         self.entries.append(entry)
         self.seconds[entry.task] = self.seconds.get(entry.task, 0.0) + entry.seconds
         keys = set(self._keys_of(entry, batch))
+        if "parts" in batch.schema.names:
+            counts = zip(self._keys_of(entry, batch), batch["parts"].to_pylist(), strict=True)
+            self.parts |= {key[:-1]: parts for key, parts in counts if parts > 1}
         if repeated := keys & self._keys:
             self._repeated[entry.offset] = repeated
         self._keys |= keys

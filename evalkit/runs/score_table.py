@@ -22,6 +22,8 @@ Segment = Literal["special", "instruction", "context", "continuation", "end"]
 SEGMENTS: tuple[str, ...] = get_args(Segment)
 """All segments, in the order of the score table's columns."""
 
+PROMPT = "prompt"
+"""Column of a table of several prompts (`--vary`): the name of the prompt. The run's own prompt comes first."""
 CLUSTER = "cluster"
 """Last column of the table: the id of the first document of the subtask with the same source. It comes from the
 documents and not from scoring, so it is not in the journal."""

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from evalkit.escape import counted
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import outcome_of
 
@@ -92,39 +91,6 @@ def kinds(manifest: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(" ".join(device.kind) for device in places(manifest)))
 
 
-def run_notes(manifest: Mapping[str, Any]) -> list[str]:
-    """Return notes on a run's numbers: its origin, its model as loaded, several kinds of devices, caveats of tasks.
-
-    Caveats follow the names of their tasks, which have the asterisk of the tables: "piqa*: not the official documents".
-    """
-    notes = []
-    if is_imported(manifest):
-        files = counted(len(manifest["imported"]["files"]), "file")
-        parts = "".join(f"; {part}" for part in manifest["imported"].get("parts", []))
-        notes.append(f"imported from {origin(manifest)} ({files}{parts}); evalkit did not compute its scores")
-    notes += (manifest.get("loaded") or {}).get("remarks", ())
-    several = kinds(manifest)
-    if len(several) > 1:
-        parts = " and in part on ".join(several)
-        notes.append(f"computed in part on {parts}, which round differently; manifest.json lists the batches")
-    names: dict[str, list[str]] = {}
-    for task, texts in caveats(manifest).items():
-        for text in texts:
-            names.setdefault(text, []).append(f"{task}*")
-    return [*notes, *(f"{', '.join(marked)}: {text}" for text, marked in names.items())]
-
-
-def notes_of_runs(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """Return the notes of several runs, (name, manifest), with the names unless a note is of all of them."""
-    names: dict[str, dict[str, None]] = {}
-    every: dict[str, None] = {}
-    for name, manifest in runs:
-        every[name] = None
-        for note in run_notes(manifest):
-            names.setdefault(note, {})[name] = None
-    return [note if of == every else f"{', '.join(of)}: {note}" for note, of in names.items()]
-
-
 @dataclass(frozen=True)
 class Trait:
     """One setting that a run's scores depend on."""
@@ -169,7 +135,8 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
         add("continuation", continuation, f"{continuation} continuations")
     add("dtype", specification.get("dtype"))
     add("quantisation", specification.get("quantise") or "none")
-    add("context extension", *_extension(specification.get("context_extension")))
+    extension = extension_words(specification)
+    add("context extension", extension if specification.get("context_extension") else "none", extension)
     add("origin", origin(run.manifest), refused=False)
     if not imported:
         add("scoring version", specification.get("scoring"))
@@ -264,14 +231,14 @@ def _prompts(specification: Mapping[str, Any]) -> str:
     return f"{names}{f', {orders} orders of the options' if orders > 1 else ''} ({content})"
 
 
-def _extension(specification: Mapping[str, Any] | None) -> tuple[str, str]:
-    if not specification:
-        return "none", "no context extension"
+def extension_words(specification: Mapping[str, Any]) -> str:
+    """Return how a run extends the context of its model, in words."""
+    if not (extension := specification.get("context_extension")):
+        return "no context extension"
     # Imported here, since most runs do not need its libraries
     from evalkit.models.context.extension import Extension
 
-    words = Extension(**specification).describe()
-    return words, words
+    return Extension(**extension).describe()
 
 
 def is_imported(manifest: Mapping[str, Any]) -> bool:
@@ -305,6 +272,12 @@ def caveats(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
     for name, texts in manifest.get("caveats", {}).items():
         by_name.setdefault(name, []).extend(texts)
     return by_name
+
+
+def caveat_mark(manifest: Mapping[str, Any], tasks: Iterable[str]) -> str:
+    """Return an asterisk if a run has caveats of one of the tasks."""
+    doubtful = caveats(manifest)
+    return "*" * any(task in doubtful for task in tasks)
 
 
 def model_differences(a: Run, b: Run) -> list[str]:

@@ -263,9 +263,9 @@ class RunWriter:
         if made and not (self.folder / JOURNAL).exists():
             raise RunError(f"run {self.folder} has {made[0]} but no {JOURNAL}; restore it, or delete the folder")
 
-    def finished(self, row: type[tuple[Any, ...]], key: Sequence[str]) -> FinishedRows:
+    def finished(self, rows: Sequence[type[tuple[Any, ...]]], key: Sequence[str]) -> FinishedRows:
         """Return the rows to resume from by their `key` columns; delete results.json: the run is incomplete."""
-        finished = FinishedRows(Journal(self.folder / JOURNAL, self.manifest["id"], row, self.say), key)
+        finished = FinishedRows(Journal(self.folder / JOURNAL, self.manifest["id"], rows, self.say), key)
         self._entries = finished.entries
         self.remove_results()
         return finished
@@ -289,6 +289,11 @@ class RunWriter:
         """Write the manifest with more keys; return the digest of its content."""
         self.manifest |= more
         return self._save_sealed(MANIFEST, self.manifest)
+
+    def save_caveats(self, caveats: Mapping[str, Sequence[str]]) -> None:
+        """Write task → what makes its numbers doubtful into the manifest, where tables and exports find it."""
+        if doubtful := {task: texts for task, texts in caveats.items() if texts}:
+            self.save_manifest(caveats=doubtful)
 
     def save_results(self, content: Any) -> None:
         """Write the results, with digests of all written files and the manifest's caveats.

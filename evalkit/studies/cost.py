@@ -7,20 +7,18 @@ A model runs as transformers runs it, with its key-value cache and without share
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from inspect import signature
 from itertools import product
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 
-from evalkit.benchmarks.attention.attention_calls import MapBlocks
-from evalkit.benchmarks.attention.documents import Reading
-from evalkit.benchmarks.attention.map_blocks import MapReader
-from evalkit.benchmarks.attention.measures import measures_of
 from evalkit.compatibility.torch import HeldBytes
 from evalkit.display import Say
 from evalkit.errors import CheckpointError
@@ -45,9 +43,33 @@ _RATES: _Columns = {
 }  # fmt: skip
 _LAYERS: _Columns = {
     "kurtosis": ("kurtosis", 1, 1), "largest": ("largest |x|", 1, 1), "channels": ("outlier channels, %", 100, 1),
-    "sink_abs_rate": ("sinks, %", 100, 1), "sparsity": ("near zero, %", 100, 1),
 }  # fmt: skip
 """Number → its heading, the factor of its printed unit, and decimals."""
+_OTHERS = [
+    "evalkit.attention.cost:MAPS",
+]
+"""`LayerMeasures` of capabilities, which are imported when a cost is measured."""
+
+
+class LayerMeasures(NamedTuple):
+    """Further measures of a model's layers."""
+
+    columns: _Columns
+    note: str
+    measure: Callable[[LoadedModel, torch.Tensor, Say], Mapping[int, Mapping[str, float]]]
+    """Layer → measure → value of a loaded model on [1, tokens] of a text; a measure that a layer lacks is NaN."""
+
+
+@cache
+def _others() -> list[LayerMeasures]:
+    return [resolve_name(name) for name in _OTHERS]
+
+
+def _layer_columns() -> _Columns:
+    columns = dict(_LAYERS)
+    for others in _others():
+        columns |= others.columns
+    return columns
 
 
 @torch.inference_mode()
@@ -166,11 +188,10 @@ def summarised(timings: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def outliers(loaded: LoadedModel, ids: torch.Tensor, say: Say) -> pd.DataFrame:
-    """Measure the states after each layer, and its attention, on [1, tokens] of a text.
+    """Measure the states after each layer, and what capabilities measure of it, on [1, tokens] of a text.
 
     Of the values x of all tokens and channels: the kurtosis, 3 of a normal distribution; the largest |x|; and the share
-    of channels with an outlier. Of the attention the heads' means; NaN of a layer without, and of sinks in less than 64
-    tokens.
+    of channels with an outlier.
     """
     rows = list[dict[str, float]]()
 
@@ -180,7 +201,7 @@ def outliers(loaded: LoadedModel, ids: torch.Tensor, say: Say) -> pd.DataFrame:
         variance = deviation.square().mean()
         channels = (deviation.abs() > OUTLIER * variance.sqrt()).any(0).double().mean()
         values = deviation.pow(4).mean() / variance.square(), states.abs().max(), channels
-        rows.append(dict(zip(_LAYERS, map(float, values), strict=False)))
+        rows.append(dict(zip(_LAYERS, map(float, values), strict=True)))
 
     if not (layers := layers_of(loaded.model)):
         raise CheckpointError(f"{loaded.name}: its layers are no list of modules, whose states could be measured")
@@ -191,21 +212,17 @@ def outliers(loaded: LoadedModel, ids: torch.Tensor, say: Say) -> pd.DataFrame:
     finally:
         for hook in hooks:
             hook.remove()
-    tokens, reader = ids[0].cpu().numpy(), MapReader(loaded.model, say)
-    reading = Reading(None, np.arange(1, len(tokens)), len(tokens) - 1, int(tokens[0]) == loaded.bos_id)
-
-    def use(layer: int, blocks: MapBlocks) -> None:
-        measured = measures_of(blocks, reading, ("sink", "sparsity"))
-        rows[layer] |= {name: float(of.mean()) for name, of in measured.items() if name in _LAYERS}
-
-    reader.read(tokens, reader.layers, use)
-    return pd.DataFrame(rows, columns=[*_LAYERS]).rename_axis("layer").reset_index()
+    for others in _others():
+        for layer, measured in others.measure(loaded, ids, say).items():
+            rows[layer] |= measured
+    return pd.DataFrame(rows, columns=[*_layer_columns()]).rename_axis("layer").reset_index()
 
 
 def cost_report(timings: pd.DataFrame, layers: pd.DataFrame) -> Report:
     """Build the report of `rates` and of the `outliers` of all models."""
     records, by_layer, first = summarised(timings), layers.to_dict("records"), timings["checkpoint"].iloc[0]
     operations, read = (fixed(timings[name].median() / 1e9, 1) for name in ("operations", "read"))
+    about_states = f"outlier: over {OUTLIER:g} standard deviations from the layer's mean; kurtosis: 3 if normal"
     notes = (
         "prefill: to the first new token; decode: each further one; peak: weights and all tensors; cache: keys, values "
         "and states",
@@ -213,11 +230,10 @@ def cost_report(timings: pd.DataFrame, layers: pd.DataFrame) -> Report:
         "ratio of the rounds; from, to: its 95 % interval over rounds, which covers the machine's noise",
         f"of floor: time of the arithmetic at the rates of each round ({operations} GFLOP/s of matrix products, {read} "
         f"GB/s read, {torch.get_num_threads()} threads) over the time taken",
-        f"outlier: over {OUTLIER:g} standard deviations from the layer's mean; kurtosis: 3 if normal; sinks: heads "
-        "with a mean share above 0.3 on the first token; near zero: mean over tokens of the share of their |weights| "
-        "below 1 % of the largest",
+        "; ".join([about_states, *(others.note for others in _others())]),
     )
-    tables = _table("rates", records, _KEYS, _RATES), _table("layers", by_layer, ["checkpoint", "layer"], _LAYERS)
+    of_layers = _table("layers", by_layer, ["checkpoint", "layer"], _layer_columns())
+    tables = (_table("rates", records, _KEYS, _RATES), of_layers)
     content = {"rates": records, "layers": by_layer, "rounds": timings.to_dict("records"), "notes": notes}
     return Report(tables, notes=notes, records=records, content=content)
 

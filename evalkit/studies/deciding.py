@@ -16,9 +16,9 @@ import numpy as np
 
 from evalkit.benchmarks.outcomes import Measure
 from evalkit.benchmarks.registry import benchmark
-from evalkit.benchmarks.request import DEFAULT_SUITE, remembering
 from evalkit.benchmarks.run import planned, request_type
 from evalkit.benchmarks.session import ModelHolder, run_plan
+from evalkit.cache import remembering
 from evalkit.comparison.differences import (
     BETTER,
     EQUIVALENT,
@@ -40,6 +40,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.stats.power import ALPHA
 from evalkit.stats.sequential import planned_levels
+from evalkit.suites.suites import DEFAULT_SUITE
 
 LEAST = 200
 """Least documents of each task at the first look: on fewer, likelihoods may miss their level."""
@@ -172,7 +173,7 @@ def _sizes(model: str, options: Mapping[str, Any], progress: Progress) -> dict[s
     """Return the documents that each task has. Raises `UsageError` if samples of the benchmark cannot grow."""
     if "sample" in settings_of(request_type(options)):
         plan = planned(model, {**options, "sample": LEAST}, progress.say)
-        if benchmark(plan.manifest["kind"]).shared_rows(plan):
+        if benchmark(plan.manifest["kind"]).computation.shared_rows(plan):
             return {task: int(about["total"]) for task, about in plan.manifest["documents"].items()}
     suite = options.get("suite") or options.get("requests") or DEFAULT_SUITE
     raise UsageError(f"suite {suite} has no samples that grow; choose another")

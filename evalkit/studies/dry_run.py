@@ -14,7 +14,7 @@ from typing import Any
 
 from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.registry import benchmark
-from evalkit.benchmarks.request import TaskTokens, remembered, remembering
+from evalkit.cache import remembered, remembering
 from evalkit.display import Say, clock, doing, imports
 from evalkit.errors import EvalkitError, SeveralErrors, UsageError
 from evalkit.escape import counted
@@ -24,6 +24,7 @@ from evalkit.models.loading.spec import tokenizer_alone
 from evalkit.models.zoo.shapes import BYTES, parameter_count
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
+from evalkit.requests.batches import TaskTokens
 from evalkit.runs.folder import Run
 from evalkit.studies.running import plan_runs
 from evalkit.studies.status import share_of
@@ -129,7 +130,8 @@ def _estimates(plans: Sequence[tuple[str, Plan]], say: Say) -> tuple[list[_Estim
 def _sampled_tokens(plan: Plan, say: Say) -> list[TaskTokens]:
     checkpoint, digest = plan.checkpoint, plan.manifest["specification"]["checkpoint"]["tokenizer"]
     tokenizer = remembered("tokenizer", digest, lambda: tokenizer_alone(checkpoint, say))
-    counts: list[TaskTokens] = benchmark(plan.manifest["kind"]).token_counts(plan, tokenizer, _SAMPLE, silent)
+    computation = benchmark(plan.manifest["kind"]).computation
+    counts: list[TaskTokens] = computation.token_counts(plan, tokenizer, _SAMPLE, silent)
     return counts
 
 

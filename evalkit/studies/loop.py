@@ -25,9 +25,8 @@ import torch
 import transformers
 from torch import distributed
 
-from evalkit.benchmarks.base import Batch, Budget
 from evalkit.benchmarks.keywords import SuiteSettings
-from evalkit.benchmarks.registry import benchmark, benchmark_of
+from evalkit.benchmarks.registry import benchmark, results_of
 from evalkit.benchmarks.request import SuiteRequest
 from evalkit.benchmarks.run import given_options, planned
 from evalkit.benchmarks.session import OpenRun, Prepared, finished, load_checked, opened, prefetched
@@ -41,11 +40,10 @@ from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import ModelSpec
 from evalkit.models.module_state import state_digest
 from evalkit.paths import replace_file, temporary_folder
+from evalkit.requests.batches import Batch, Budget
 from evalkit.runs.finding import folder_name, list_runs
 from evalkit.runs.folder import Run, specification_id
 
-_SCORED = ("multiple_choice", "prompt_variants", "perplexity")
-"""Kinds of runs that need nothing of a model but its logits."""
 _PILOT = 8
 """Documents of each task in the timing of a budget."""
 _DOCUMENTS = ("limit", "sample", "seed")
@@ -63,10 +61,10 @@ def logged_metrics(run: Run, rule: str) -> dict[str, float]:
         run: the run.
         rule: of the plan: a finished run may have been started under another one.
     """
-    other, logged = run.other_rule(rule), dict[str, float | None]()
-    metrics = [metric for metric in benchmark_of(run).metrics(run, other) if metric.layer is None]
+    other, results, logged = run.other_rule(rule), results_of(run), dict[str, float | None]()
+    metrics = [metric for metric in results.metrics(other) if metric.layer is None]
     logged |= {f"{metric.task}/{metric.name}": metric.value for metric in metrics}
-    averages = benchmark_of(run).stored_averages(run, other)
+    averages = results.averages(other)
     logged |= {f"{average['name']}/{average['metric']}": average["value"] for average in averages}
     if averages:
         logged[f"{averages[-1]['name']}/stderr"] = averages[-1]["stderr"]
@@ -356,29 +354,31 @@ class InLoop:
             def work() -> Any:
                 if plan is None or current is None or not current.is_missing:
                     return None
-                kind, budget = benchmark(plan.manifest["kind"]), current.budget()
-                if called and kind.kind not in _SCORED:
+                kind = benchmark(plan.manifest["kind"])
+                budget = current.budget()
+                if called and not kind.computation.needs_logits_only(plan):
                     suite = plan.manifest["specification"]["suite"]
                     raise UsageError(f"suite {suite}: needs more than a model's logits; use evalkit run --watch")
                 budget = Budget(budget.scored or tokens or None, budget.kept)
-                return kind.kind, kind.setup(plan), budget, plan.manifest["specification"]
+                return kind.kind, kind.computation.candidates(plan), budget, plan.manifest["specification"]
 
             if (missing := ranks.from_main(work)) is not None:
                 self._compute(ranks, spec, current, *missing)
             return plan, ranks.agree(lambda: run if current is None else current.finish())
 
     def _compute(
-        self, ranks: Ranks, spec: LiveSpec, current: OpenRun | None, name: str, setup: Any, budget: Budget,
+        self, ranks: Ranks, spec: LiveSpec, current: OpenRun | None, name: str, candidates: Any, budget: Budget,
         specification: Mapping[str, Any],
     ) -> None:  # fmt: skip
         """Compute the missing batches of a run, one at a time in each process; the main process has the run open."""
-        kind, progress = benchmark(name), self._progress
+        computation = benchmark(name).computation
+        progress = self._progress
         fill = spec.module.fill if isinstance(spec.module, CalledModel) else None
         stack, say = ExitStack(), progress.say if ranks.is_main else silent
 
         def prepare() -> tuple[Any, Any]:
             loaded = load_checked(spec, spec.locate(), specification, say)
-            return kind.computer(setup, loaded, budget, say), loaded.tokenizer
+            return computation.computer(candidates, loaded, budget, say), loaded.tokenizer
 
         computer, tokenizer = ranks.agree(prepare, fill)
 

@@ -1,7 +1,7 @@
 """Results of a study: its finished runs, and what is compared, by the names of its models.
 
-In: a study file, and names as on the command line. Out: a `StudyResults`; the sides of a comparison, trainings of a
-curve and analyses, with notes about them. Runs are found by their records, so that neither checkpoints nor torch are
+In: a study file, and names as on the command line. Out: a `StudyResults`; the sides of a comparison and the
+trainings of a curve, with notes about them. Runs are found by their records, so that neither checkpoints nor torch are
 needed. Where the checkpoint is on this machine, a run of other files than it has now is reported.
 """
 
@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from evalkit.benchmarks.attention import ATTENTION
 from evalkit.comparison.sides import Side, check_unique
 from evalkit.display import doing
 from evalkit.errors import EvalkitError, UnknownNameError, UsageError
@@ -161,33 +160,6 @@ def study_sides(results: StudyResults, names: Sequence[str], benchmark: StudyBen
     check_unique(sides)
     declared = results.pairs_note(checkpoints, benchmark)
     return StudySides(sides, (*steps_note(chosen), *declared, *results.changes(checkpoints, benchmark)))
-
-
-def study_analyses(results: StudyResults, names: Sequence[str], benchmark: str | None) -> StudySides:
-    """Return the finished analyses of a study's models, by NAME or NAME@STEP. Seeds are runs of one side.
-
-    Raises:
-        UsageError: an unknown name, no benchmark analyses attention, several do and none is named, or no run is
-            finished.
-    """
-    study = results.study
-    asked = study.benchmarks if benchmark is None else [study.benchmark(benchmark)]
-    fitting = [entry for entry in asked if entry.kind == ATTENTION]
-    if len(fitting) != 1:
-        known = " | ".join(entry.name for entry in fitting) or "none"
-        raise UsageError(
-            f"study {study.path}: figures are of one benchmark of suite {ATTENTION}, here {known}: give --benchmark, "
-            "or add one under 'benchmarks'"
-        )
-    [chosen] = fitting
-    models = [select(study, name) for name in names or study.names]
-    checkpoints = [checkpoint for model in models for checkpoint in model.checkpoints]
-    if names:
-        results.require(checkpoints, chosen)
-    if not (sides := finished_sides(results, models, chosen)):
-        raise UsageError(f"study {study.path}: no run of {chosen.name} is finished; run {results.remedy}")
-    notes = *steps_note(models), *results.unfinished(checkpoints, chosen), *results.changes(checkpoints, chosen)
-    return StudySides(tuple(sides), notes)
 
 
 def finished_sides(results: StudyResults, models: Sequence[Selected], benchmark: StudyBenchmark) -> list[Side]:

@@ -18,10 +18,10 @@ from typing import Any, Literal, Protocol, get_args
 
 from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.outcomes import headline_entries
-from evalkit.benchmarks.registry import benchmark_of
-from evalkit.benchmarks.request import remembering
+from evalkit.benchmarks.registry import results_of
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import ModelHolder, finished, loading_key, run_plan
+from evalkit.cache import remembering
 from evalkit.display import Progress, Say, doing
 from evalkit.errors import EvalkitError, RunInUseError, SeveralErrors, UsageError, first_line
 from evalkit.escape import counted
@@ -319,7 +319,7 @@ def outcomes_report(outcomes: Sequence[RunOutcome]) -> Report:
         if outcome.state == "finished":
             rule = outcome.run.benchmark.rule if isinstance(plan, Run) else plan.manifest["rule"]
             run = load_run(plan.folder)
-            headline, result = benchmark_of(run).headline(run, run.other_rule(rule))
+            headline, result = results_of(run).headline(run.other_rule(rule))
         content.append(
             outcome.run.columns
             | {

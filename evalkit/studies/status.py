@@ -15,9 +15,8 @@ from typing import Literal, get_args
 
 from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.outcomes import Metric, headline_entries
-from evalkit.benchmarks.registry import benchmark_of
-from evalkit.benchmarks.request import remembering
-from evalkit.cache import NotStored, only_stored
+from evalkit.benchmarks.registry import results_of
+from evalkit.cache import NotStored, only_stored, remembering
 from evalkit.display import Say, clock
 from evalkit.errors import EvalkitError, RunError
 from evalkit.escape import counted
@@ -111,7 +110,7 @@ def _in_folder(folder: Path, known: RunState) -> RunState:
             return replace(known, state="running", share=owner.done, seconds_left=owner.seconds_left, host=owner.host,
                            process=owner.process, reason="")  # fmt: skip
         if (run := finished_in(folder, known.id)) is not None:
-            headline, result = benchmark_of(run).headline(run, run.other_rule(known.run.benchmark.rule))
+            headline, result = results_of(run).headline(run.other_rule(known.run.benchmark.rule))
             try:
                 seconds: float | None = sum(run.seconds.values())
             except RunError:

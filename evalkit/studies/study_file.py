@@ -34,11 +34,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, create_model
 
-from evalkit.benchmarks.attention.groups import KINDS
 from evalkit.benchmarks.registry import benchmark, kind_of_suite
 from evalkit.comparison.sides import step_in
 from evalkit.errors import UnknownNameError, UsageError
@@ -56,6 +56,10 @@ _MODEL_OPTIONS = tuple(settings_of(ModelSpec))
 _SOURCES = ("data_dir", "include_path", "allow_unofficial_data")
 """Settings of where documents come from, which benchmarks that make their own do not need."""
 _YAML = (".yaml", ".yml")
+_FIGURES = [
+    "evalkit.attention.groups:KINDS",
+]
+"""Figures of capabilities, by name."""
 
 
 class _CheckpointFile(FileSettings):
@@ -118,7 +122,7 @@ def read_study(path: Path, root: Path | None = None) -> Study:
     study = Study(path, output, checkpoints, benchmarks, content.tables, content.figures, content.pair_seeds)
     for each in benchmarks:
         _check_known(f"{where}, benchmark '{each.name}'", "checkpoint", each.checkpoints, study.names)
-    _check_known(f"{where}, 'figures'", "figure", study.figures, KINDS)
+    _check_known(f"{where}, 'figures'", "figure", study.figures, _figures())
     for name, models in study.figures.items():
         _check_models(f"{where}, figure '{name}'", models, study)
     for name, table in study.tables.items():
@@ -130,6 +134,10 @@ def read_study(path: Path, root: Path | None = None) -> Study:
         for row, given in table.rows.items():
             _check_models(f"{where}, table '{name}', row '{row}'", [given], study)
     return study
+
+
+def _figures() -> list[str]:
+    return [name for figures in _FIGURES for name in resolve_name(figures)]
 
 
 def _check_models(where: str, models: Iterable[str], study: Study) -> None:

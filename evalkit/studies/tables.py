@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evalkit.benchmarks.multiple_choice.suites import filled
 from evalkit.benchmarks.run_listing import Summarised, summary_report
 from evalkit.comparison.sides import Side, check_uniform
 from evalkit.errors import UnknownNameError, UsageError
@@ -21,6 +20,7 @@ from evalkit.runs.folder import Run
 from evalkit.runs.score_table import ACCURACY, MARGIN
 from evalkit.studies.results import StudyResults, steps_note
 from evalkit.studies.study import Selected, Study, StudyBenchmark, StudyTable, select
+from evalkit.suites.suites import filled
 from evalkit.tables.layout import TableLayout, layout_names, rows_by_key, without_baseline
 from evalkit.tables.request import TableRequest, check_options, made_of_runs, requested_layout
 from evalkit.tables.rows import RunMapping, rows_of

@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from math import inf
 from pathlib import Path
 
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.comparison.comparison import compare_sides
 from evalkit.comparison.curves import curve
 from evalkit.comparison.naming import are_alike
@@ -49,7 +49,7 @@ class GrowingCurve:
         self._runs[step] = run
         if known is not None and known.manifest["id"] == run.manifest["id"]:
             return None
-        _, result = benchmark_of(run).headline(run, run.other_rule(rule))
+        _, result = results_of(run).headline(run.other_rule(rule))
         before = max((other for other in self._runs if other < step), default=None)
         change = "" if before is None else self._change(before, step)
         again = " (its checkpoint was written again)" if known is not None else ""

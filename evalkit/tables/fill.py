@@ -18,6 +18,7 @@ from typing import NamedTuple
 from evalkit.errors import TableError, UsageError, reading_as
 from evalkit.inputs.reading import MOST_BYTES, read_bytes
 from evalkit.reporting.decimals import half_up, mean, parse_number, to_text
+from evalkit.reporting.numbers import NumberFormat
 from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, Text, superscript
 from evalkit.tables.layout import LayoutItem, Mark, TableLayout
 
@@ -175,6 +176,8 @@ def fill(
     `printed` are the paper's own averages and marks, to show the table as printed. `row_marks` are letters by model.
     """
     cells, places = computed(layout, numbers), layout.decimals
+    # At least a decimal, so that the error of a share in whole percent is not printed as 0
+    errors = NumberFormat(max(places, 1))
     marks: dict[CellKey, frozenset[str]] = defaultdict(frozenset)
     for mark, measure, models, winners in contests(layout, {key: number.value for key, number in cells.items()}):
         if all(model in winners for model in models if (model, measure) in cells):
@@ -189,8 +192,7 @@ def fill(
     def cell(key: CellKey) -> Cell:
         if (number := cells.get(key)) is None:
             return Cell()
-        # At least a decimal, so that the error of a share in whole percent is not printed as 0
-        spread = to_text(number.spread, max(places, 1)) if spreads and number.spread is not None else ""
+        spread = errors.spread(number.spread) if spreads else ""
         difference, kinds = "", marks.get(key, ())
         if key in others:  # of the rounded numbers, so that it agrees with the printed ones
             rounded = half_up(number.value, places) - half_up(others[key].value, places)

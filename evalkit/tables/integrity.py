@@ -18,7 +18,8 @@ from evalkit.paths import resource
 from evalkit.reporting.decimals import half_up, to_text
 from evalkit.reporting.table import Table, literal
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import run_notes, summary, traits
+from evalkit.runs.notes import run_notes
+from evalkit.runs.traits import summary, traits
 from evalkit.tables.fill import Number, computed, fill, published_numbers, with_averages
 from evalkit.tables.layout import AVERAGE, Group, LayoutItem, TableLayout, load_layout
 from evalkit.tables.measured import task_values
@@ -60,9 +61,9 @@ def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table
     rows = (*layout.rows, Group.model_construct(items=items))
     numbers = published_numbers(layout) | {key: _numbers(layout, run, by_task) for key, by_task in rules.items()}
     caption = literal(f"{run.manifest['model']} beside the rows of the paper's table {LAYOUT}; accuracy in %.")
-    notes = tuple(map(literal, _notes(layout, run, rule, protocols)))
+    notes = _notes(layout, run, rule, protocols)
     shown = layout.model_copy(update={"marks": {}, "rows": rows, "caption": caption})
-    return fill(shown, numbers, notes=notes)._replace(name="integrity")
+    return fill(shown, numbers)._replace(name="integrity").with_notes(notes)
 
 
 def read_protocols() -> dict[str, PublishedProtocol]:

@@ -14,12 +14,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from evalkit.benchmarks.multiple_choice.suites import load_suite
 from evalkit.benchmarks.registry import suite_averages
 from evalkit.errors import TableError, UnknownNameError, UsageError
 from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty, read_settings
 from evalkit.paths import resource
 from evalkit.reporting.table import Text, parse, plain
+from evalkit.suites.suites import load_suite
 
 AVERAGE = "Average"
 """The mean over all tasks of the suite. LongBench's own average is different: the mean of its groups' means."""
@@ -229,7 +229,7 @@ def load_layout(name: str) -> TableLayout:
     try:
         if suite is not None and suite.endswith((".yaml", ".yml")):
             of_user = load_suite(str(path.parent / suite))
-            suite, averages = of_user.name, {**of_user.groups, AVERAGE: of_user.tasks}
+            suite, averages = of_user.name, of_user.averages()
         elif suite is not None and not content.pairs:
             averages = suite_averages(suite)
     except UsageError as error:

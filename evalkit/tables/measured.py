@@ -19,9 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from evalkit.benchmarks.differences import differences
-from evalkit.benchmarks.multiple_choice.suites import filled
 from evalkit.benchmarks.outcomes import Comparable
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.benchmarks.run_listing import documents_words
 from evalkit.comparison.comparison import p_value
 from evalkit.comparison.pairing import Pairing, pair
@@ -30,10 +29,10 @@ from evalkit.errors import TableError, UnknownNameError, UsageError
 from evalkit.reporting.decimals import mean, of_float
 from evalkit.reporting.table import Text, literal
 from evalkit.runs.folder import Run
+from evalkit.runs.notes import run_notes
 from evalkit.runs.score_table import MARGIN
 from evalkit.runs.traits import (
     model_differences,
-    run_notes,
     same_checkpoint,
     summary,
 )
@@ -42,6 +41,7 @@ from evalkit.stats.estimates import error_of_average, known_error
 from evalkit.stats.estimates import mean as mean_over_documents
 from evalkit.stats.power import ALPHA
 from evalkit.stats.significance import holm
+from evalkit.suites.suites import filled
 from evalkit.tables.fill import CellKey, Number, leads, published_numbers, read_numbers
 from evalkit.tables.layout import BASELINE, TableLayout, rows_by_key, run_key, without_baseline
 from evalkit.tables.rows import RunMapping, check_suite, row_mismatch
@@ -101,7 +101,7 @@ def _heading(runs: Mapping[str, Sequence[Run]], rule: str | None) -> list[str]:
     every = [run for seeds in runs.values() for run in seeds]
     if not every:
         return []
-    metrics = [metric for run in every for metric in benchmark_of(run).metrics(run, rule) if metric.layer is None]
+    metrics = [metric for run in every for metric in results_of(run).metrics(rule) if metric.layer is None]
     sizes = documents_words(every, metrics).partition("; ")[2]  # the settings name the documents
     return [f"evalkit, suite {every[0].suite}, {summary(every[0], rule)}; {sizes}."]
 
@@ -124,7 +124,7 @@ def task_values(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float |
     """Task → (value, standard error) under a rule, by default the run's own; shares are in percent."""
     values: dict[str, tuple[Fraction, float | None]] = {}
     _, stands_for = filled(run.suite)
-    for metric in benchmark_of(run).metrics(run, rule):
+    for metric in results_of(run).metrics(rule):
         task = stands_for.get(metric.task, metric.task)
         if task not in values and metric.value is not None and metric.layer is None:
             # A value stored in percent is not rescaled, so that its decimals stay exact
@@ -157,8 +157,8 @@ def _notes(
             raise UsageError(f"{rows_differ} with {refused[0].words}; mark such rows with --allow-mixed")
         remarks = [f"{theirs.words}, not {mine.words}" for mine, theirs in differing if mine.name != "origin"]
         if layout.suite != run.suite:
-            benchmark = benchmark_of(run)
-            pairs = ([benchmark.label(run, task).full for task in pair] for pair in filled(run.suite)[1].items())
+            results = results_of(run)
+            pairs = ([results.label(task).full for task in pair] for pair in filled(run.suite)[1].items())
             remarks += [f"{task} in the column of {column}" for task, column in pairs]
         remarks += run_notes(run.manifest)
         remarks += filter(None, [row_mismatch(layout, key, run)])

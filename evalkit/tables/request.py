@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.comparison.naming import find_runs
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.reporting.decimals import half_up
 from evalkit.reporting.table import Table, Text, literal
 from evalkit.runs.finding import root_of_runs
+from evalkit.runs.notes import error_note
 from evalkit.runs.score_table import ACCURACY, OUTCOMES, outcome_key
 from evalkit.tables.fill import Numbers, computed, fill, printed_cells, published_numbers
 from evalkit.tables.layout import TableLayout, load_layout
@@ -146,11 +147,10 @@ def _legend(layout: TableLayout, request: TableRequest, measured: Measured) -> l
     legend = []
     if request.spreads and measured.runs:
         run = next(iter(measured.runs.values()))[0]
-        known = any(metric.stderr is not None for metric in benchmark_of(run).metrics(run, measured.rule))
+        known = any(metric.stderr is not None for metric in results_of(run).metrics(measured.rule))
         added = ", one won and one lost added" if layout.pairs else ""
         error = f"standard error over documents{added}" if known else f"not stored by single runs of {run.kind}"
-        kinds = {False: error, True: "standard deviation over seeds (rows of several runs)"}
-        legend.append(f"±: {', '.join(kinds[kind] for kind in several)}.")
+        legend.append(f"{error_note(several, error)}.")
     if request.source == "both":
         averages = "; averages of those are recomputed" if layout.averages.keys() & layout.measures.keys() else ""
         legend.append(f"In brackets: difference from the published number{averages}.")

@@ -19,7 +19,6 @@ from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from evalkit.benchmarks.multiple_choice.suites import filled
 from evalkit.comparison.naming import find_groups
 from evalkit.comparison.sides import steps_of
 from evalkit.errors import RunError, TableError, UsageError
@@ -31,6 +30,7 @@ from evalkit.models.zoo.shapes import layer_ranges, parameters, shape_facts
 from evalkit.runs.finding import root_of_runs
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import is_imported
+from evalkit.suites.suites import filled
 from evalkit.tables.layout import OneOrMore, TableLayout
 
 _READINGS = {key for keys in KEYS.values() for key in keys} - {"num_signals", "signal_domain", "cog_keep_last"}

@@ -14,9 +14,9 @@ from evalkit.benchmarks.session import run_plan
 from evalkit.display import Progress
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
-from tests.benchmarks.longbench.made import record, write
-from tests.benchmarks.ruler.made import few_data
 from tests.documents import made_up
+from tests.longcontext.longbench.made import record, write
+from tests.longcontext.ruler.made import few_data
 from tests.tiny import tiny_checkpoint
 
 

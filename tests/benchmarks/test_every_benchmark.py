@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.base import Budget
 from evalkit.benchmarks.differences import differences
-from evalkit.benchmarks.registry import GROUP, benchmark, benchmark_of, kind_of_suite
+from evalkit.benchmarks.registry import GROUP, benchmark, kind_of_suite, results_of
 from evalkit.benchmarks.run_listing import list_found
 from evalkit.benchmarks.session import ModelHolder
 from evalkit.cli import main
@@ -25,6 +24,7 @@ from evalkit.comparison.sides import Side
 from evalkit.errors import RunError, ScoringError, UnknownNameError, UsageError
 from evalkit.exchange.exports import export_run
 from evalkit.models.loading.locate import silent
+from evalkit.requests.batches import Budget
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, load_run
 from evalkit.runs.journal import Entry, FinishedRows, Journal
 from tests.benchmarks.kinds import KINDS, files, made, options_of, plan, same
@@ -66,11 +66,11 @@ def resumed(kind: str, after: int, files: Path, output: Path, device: str = "cpu
     """A run that was interrupted after some batches, and has gone on with the others."""
     append, written = Journal.append, []
 
-    def stops(own: Journal, entry: Any, rows: Any, packed: Any = None) -> Any:
+    def stops(own: Journal, entry: Any, *rows: Any) -> Any:
         if len(written) == after:
             raise KeyboardInterrupt
         written.append(entry)
-        return append(own, entry, rows)
+        return append(own, entry, *rows)
 
     with pytest.MonkeyPatch.context() as during, pytest.raises(KeyboardInterrupt):
         during.setattr(Journal, "append", stops)
@@ -94,10 +94,10 @@ def test_it_names_its_benchmark_and_is_listed_and_opened_without_a_model(
     kind: str, runs: Made, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = runs(kind)
-    assert run.manifest["kind"] == run.kind == kind and benchmark_of(run) is benchmark(kind)
+    assert run.manifest["kind"] == run.kind == kind and isinstance(results_of(run), benchmark(kind).read)
     [listed] = list_found(run.folder.parent)
     assert listed.state == "finished" and listed.result
-    metrics = benchmark_of(run).metrics(run)
+    metrics = results_of(run).metrics()
     assert {metric.task for metric in metrics} == set(run.manifest["documents"])
     assert all(metric.n > 0 for metric in metrics)
     monkeypatch.setattr("evalkit.benchmarks.session.load_checked", lambda *_: pytest.fail("a model was loaded"))
@@ -178,21 +178,21 @@ def test_what_loading_the_model_reported_is_in_its_report(kind: str, runs: Made,
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     reseal(folder)
     run = load_run(folder)
-    assert "settings are unread" in printed(benchmark_of(run).report(run))
+    assert "settings are unread" in printed(results_of(run).report())
 
 
 @every_kind
 def test_a_batch_can_be_computed_elsewhere(kind: str, runs: Made, files: Path, tmp_path: Path) -> None:
     """In any order, each from its pickle alone; planned without weights, from unpickled facts."""
-    served_by, planned_run = benchmark(kind), plan(kind, files, Path("none"))
+    served_by, planned_run = benchmark(kind).computation, plan(kind, files, Path("none"))
     loaded = ModelHolder().model_of(planned_run, silent)
-    setup, budget = pickle.loads(pickle.dumps(served_by.setup(planned_run))), KINDS[kind].budget
-    computer = served_by.computer(setup, loaded, Budget(budget, budget), silent)
+    candidates, budget = pickle.loads(pickle.dumps(served_by.candidates(planned_run))), KINDS[kind].budget
+    computer = served_by.computer(candidates, loaded, Budget(budget, budget), silent)
     facts = pickle.loads(pickle.dumps(computer.facts))
     assert asdict(facts) == asdict(computer.facts)
 
     def rows_in(folder: Path) -> FinishedRows:
-        journal = Journal(folder / JOURNAL, planned_run.manifest["id"], served_by.row, pytest.fail)
+        journal = Journal(folder / JOURNAL, planned_run.manifest["id"], served_by.rows, pytest.fail)
         return FinishedRows(journal, served_by.key)
 
     finished, stored = rows_in(tmp_path), rows_in(runs(kind).folder)
@@ -200,7 +200,7 @@ def test_a_batch_can_be_computed_elsewhere(kind: str, runs: Made, files: Path, t
     pickled = [pickle.dumps(batch) for batch in batches]
     assert len(pickled) > 2
     for batch in map(pickle.loads, pickled[::-1]):
-        finished.append(Entry(*batch.key, 0.0, computer.place(batch)), computer.compute(batch))
+        finished.append(Entry(*batch.key, 0.0, computer.place(batch)), computer.compute(batch), batch.row)
     assert not served_by.is_missing(planned_run, finished)
     tasks = {entry.task for entry in finished.entries}
     assert tasks == {entry.task for entry in stored.entries}
@@ -229,7 +229,7 @@ def test_two_runs_are_compared(kind: str, runs: Made) -> None:
     assert found.measure.graded is (a.rule is None or kind == "prompt_variants")
     # Perplexity's own number is over all bytes, the compared one a mean over documents
     name = {"attention": rule, "perplexity": "document_bits_per_byte"}.get(kind)
-    metrics = [{m.task: m for m in reversed(benchmark_of(run).metrics(run)) if name in (None, m.name)} for run in both]
+    metrics = [{m.task: m for m in reversed(results_of(run).metrics()) if name in (None, m.name)} for run in both]
     for task in found.tasks if kind != "lm_eval" else ():  # whose own metric need not be the rule's
         bounds = metrics[0][task.name].bounds
         values = [float(of_run[task.name].value) / (1 if bounds is None else bounds[1]) for of_run in metrics]
@@ -246,7 +246,7 @@ def test_every_stored_value_says_what_it_is(kind: str, runs: Made) -> None:
     assert '"accuracy":' not in json.dumps(stored)
     for average in stored["averages"]:
         assert average.keys() >= SCALE | {"name", "value", "stderr"}
-    metrics = {metric.task: metric for metric in reversed(benchmark_of(runs(kind)).metrics(runs(kind)))}
+    metrics = {metric.task: metric for metric in reversed(results_of(runs(kind)).metrics())}
     for task in stored["tasks"] if kind not in ("copying", "norms") else ():  # whose results are their own
         first = task
         if "metrics" in task:
@@ -265,7 +265,7 @@ def test_every_stored_value_says_what_it_is(kind: str, runs: Made) -> None:
 @every_kind
 def test_documents_have_the_number_that_is_scored_and_that_of_the_task(kind: str, runs: Made, files: Path) -> None:
     documents = runs(kind).manifest["documents"]
-    assert {metric.task: metric.n for metric in benchmark_of(runs(kind)).metrics(runs(kind))} == {
+    assert {metric.task: metric.n for metric in results_of(runs(kind)).metrics()} == {
         task: about["count"] for task, about in documents.items()
     }
     totals = {task: about["total"] for task, about in documents.items()}
@@ -288,7 +288,7 @@ def test_it_is_exported(kind: str, runs: Made, tmp_path: Path) -> None:
     results = json.loads(path.read_text(encoding="utf-8"))["evaluation_results"]
     assert {result["evaluation_name"] for result in results} == set(runs(kind).manifest["documents"])
     assert len({result["evaluation_result_id"] for result in results}) == len(results)
-    for result, metric in zip(results, benchmark_of(runs(kind)).metrics(runs(kind)), strict=True):
+    for result, metric in zip(results, results_of(runs(kind)).metrics(), strict=True):
         scale = 1 if metric.bounds is None else metric.bounds[1]
         assert result["score_details"]["score"] == pytest.approx(metric.value / scale)
         assert ("min_score" in result["metric_config"]) is (metric.bounds is not None)
@@ -302,8 +302,8 @@ def test_it_says_what_must_agree_without_reading_a_table(
     a, b = runs(kind), runs(kind, 1)
     monkeypatch.setattr(Run, "table", lambda *_: pytest.fail("a table was read"))
     for task in a.manifest["documents"]:
-        agreed = benchmark_of(a).comparable(a).must_agree(task)
-        assert agreed == benchmark_of(b).comparable(b).must_agree(task)
+        agreed = results_of(a).comparable().must_agree(task)
+        assert agreed == results_of(b).comparable().must_agree(task)
         assert agreed and all(agreed.values())
     assert differences(a, b) == []
     # Other documents are another measurement
@@ -330,7 +330,7 @@ def test_a_run_of_a_benchmark_that_is_not_installed(runs: Made, monkeypatch: Any
         during.setattr("evalkit.plugins.entry_points", lambda group: ())
         benchmark.cache_clear()
         with pytest.raises(RunError, match="'copying'"):
-            benchmark_of(run)
+            results_of(run)
     benchmark.cache_clear()
 
 

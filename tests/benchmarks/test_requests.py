@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from evalkit.benchmarks.prompted import ANSWERS, PromptDocument, PromptedBenchmark
-from evalkit.benchmarks.request import remembered, remembering, request_of
+from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.run import evaluate, planned
 from evalkit.benchmarks.session import run_plan
+from evalkit.cache import remembered, remembering
 from evalkit.errors import ScoringError
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
@@ -54,13 +55,13 @@ def test_results_are_the_means_of_the_answers_scores(made: Any) -> None:
     answers = run.table(ANSWERS, ())
     assert list(answers["task"]) == ["river"] * 3 + ["bridge"]
     assert (answers["score"] == [min(1.0, len(text) / 40) for text in answers["answer"]]).all()
-    river, bridge = Words().metrics(run)
+    river, bridge = Words.read(run).metrics()
     own = answers.loc[answers["task"] == "river", "score"]
     assert (river.task, river.n, river.value) == ("river", 3, pytest.approx(own.mean()))
     assert river.stderr == pytest.approx(own.sem())
     assert (bridge.n, bridge.stderr) == (1, None)
     assert run.stored["averages"][0]["value"] == pytest.approx((river.value + bridge.value) / 2)
-    [view, _] = Words().views(run, (), silent)
+    [view, _] = Words.read(run).views((), silent)
     for document, row in zip(view.documents, answers.to_dict("records")[:3], strict=True):
         assert (document.id, document.answer, document.score) == (row["id"], row["answer"], row["score"])
         assert (list(document.references), document.prompt[0].text) == (json.loads(row["references"]), row["prompt"])
@@ -101,7 +102,7 @@ def test_one_prompt_for_all_documents_is_noted(made: Any) -> None:
     run = made(Constant)
     assert run.stored["caveats"] == {"river": ["3 documents have one and the same prompt"]}
     assert "caveats" not in made().stored
-    lines = printed(Constant().report(run)).splitlines()
+    lines = printed(Constant.read(run).report()).splitlines()
     assert "river*: 3 documents have one and the same prompt" in lines
     assert {line.partition(" ")[0] for line in lines} >= {"river*", "bridge"}
 

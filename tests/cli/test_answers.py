@@ -19,7 +19,7 @@ from evalkit.benchmarks.session import run_plan
 from evalkit.display import Progress
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run, load_run
-from tests.benchmarks.longbench.made import official_prompt
+from tests.longcontext.longbench.made import official_prompt
 from tests.cli.conftest import Command, complains
 from tests.tiny import TRAINING_TEXT, tiny_checkpoint
 

@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 import yaml
 
-from evalkit.benchmarks.attention.groups import KINDS
-from evalkit.benchmarks.multiple_choice.questions import Question
-from evalkit.benchmarks.multiple_choice.templates import Template
+from evalkit.attention.groups import KINDS
 from evalkit.benchmarks.run import evaluate
 from evalkit.display import Progress
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import decide, find_rule
 from evalkit.studies.study import record_of, save_record
 from evalkit.studies.study_file import read_study
+from evalkit.suites.questions import Question
+from evalkit.suites.templates import Template
 from evalkit.tables.layout import layout_names
-from tests.benchmarks.attention.made import made_run
+from tests.attention.made import made_run
 from tests.cli.conftest import Command, complains, completed
 from tests.documents import rewrite
 from tests.studies.conftest import computed_study, files, study

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.runs.folder import load_run
 from tests.arguments import arguments
-from tests.benchmarks.longbench.made import record, write
 from tests.cli.conftest import Command, Outcome, complains
+from tests.longcontext.longbench.made import record, write
 from tests.models.loading import edit_config
 from tests.studies.conftest import files
 from tests.tables.runs import mapped, written
@@ -130,7 +130,7 @@ def test_other_benchmarks_take_several_checkpoints(
         [metric] = entry["tasks"]
         run = load_run(Path(evalkit(command, model, *common).out.splitlines()[-1]))
         assert str(run.folder) == entry["folder"]
-        assert metric["value"] == benchmark_of(run).metrics(run)[0].value
+        assert metric["value"] == results_of(run).metrics()[0].value
     dry = evalkit(command, "--model", files / "intg-seed*", *common, "--dry-run", "--format", "json")
     planned = [Path(group["checkpoint"]).name for group in json.loads(dry.out)["groups"]]
     assert planned == ["intg-seed1", "intg-seed2"]

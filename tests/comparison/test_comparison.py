@@ -20,7 +20,7 @@ from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 
 import evalkit
-from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_metrics
+from evalkit.benchmarks.choices import ComparableChoices, outcome_metrics
 from evalkit.cli.root import cli
 from evalkit.comparison.comparison import subject_differences
 from evalkit.comparison.comparison_report import comparison_report

@@ -18,7 +18,6 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
 from evalkit import Comparison
-from evalkit.benchmarks.prompt_variants import PROMPT, PROMPTS
 from evalkit.benchmarks.registry import benchmark
 from evalkit.comparison.comparison_report import comparison_report
 from evalkit.comparison.curves import curve, curve_report
@@ -28,7 +27,8 @@ from evalkit.comparison.plots import forest
 from evalkit.comparison.sentences import prompts_sentence
 from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
-from evalkit.runs.folder import Run, load_run
+from evalkit.runs.folder import SCORES, Run, load_run
+from evalkit.runs.score_table import PROMPT
 from tests import sealed
 from tests.benchmarks.conftest import install_plugin
 from tests.comparison.made import compared, make_longbench, make_run, scores_of
@@ -210,7 +210,7 @@ def prompted(root: Path, model: str, answers: Mapping[str, Mapping[str, Sequence
     folder = make_run(root, tables, model=model, manifest=manifest, prompts=about)
     rows = [scores_of(task, right).assign(**{PROMPT: prompt})
             for prompt, tasks in answers.items() for task, right in tasks.items()]  # fmt: skip
-    pd.concat(rows).to_parquet(folder / PROMPTS, index=False)
+    pd.concat(rows).to_parquet(folder / SCORES, index=False)
     results = sealed.read(folder, "results.json")
     more = {"spread": None, "by_chance": None, "prompts": [], "truncated": 0}
     tasks = [task | more for task in results["tasks"]]

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from evalkit.benchmarks.multiple_choice.question_loading import load_questions
-from evalkit.benchmarks.multiple_choice.suites import load_suite
 from evalkit.data import SUBJECTS, TASKS, Library
 from evalkit.data.sampling import DocumentSample, FirstDocuments, clusters_of
 from evalkit.data.sources import find, read
 from evalkit.errors import DataError
 from evalkit.inputs.values import LONGEST_TEXT
+from evalkit.suites.question_loading import load_questions
+from evalkit.suites.suites import load_suite
 from tests.data.samples import sample, write
 
 # Files; of a line of JSON lines, tests/guards name more

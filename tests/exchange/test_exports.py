@@ -27,7 +27,7 @@ from evalkit.exchange.exports import FORMS, export_run, without_folders
 from evalkit.exchange.formats import ExportedScore
 from evalkit.paths import resource
 from evalkit.runs.folder import JOURNAL, MANIFEST, Run, load_run
-from tests.benchmarks.attention.made_ranks import made_ranks
+from tests.attention.made_ranks import made_ranks
 from tests.documents import SUBJECTS
 from tests.marks import fast
 from tests.tables.runs import altered

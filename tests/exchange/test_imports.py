@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.benchmarks.run import evaluate
 from evalkit.comparison.comparison import compare_sides
 from evalkit.comparison.differences import Comparison
@@ -26,9 +26,10 @@ from evalkit.exchange.metric_runs import import_logs
 from evalkit.models.loading.locate import silent
 from evalkit.reporting.table import plain
 from evalkit.runs.folder import Run
+from evalkit.runs.notes import run_notes
 from evalkit.runs.rules import find_rule, why_unusable
 from evalkit.runs.score_table import UNCOUNTED
-from evalkit.runs.traits import run_notes, traits
+from evalkit.runs.traits import traits
 from tests.benchmarks.lm_eval.made import ANSWERS, CHOICE, made_tasks, write_task
 from tests.documents import SUBJECTS
 from tests.exchange.logged import lines, lm_eval_log, own_tasks, rehash, rewrite
@@ -178,11 +179,11 @@ def test_an_imported_log_equals_the_run(pinned_log: list[Path], ours: Run, impor
     [path] = pinned_log[0].parent.glob("results_*.json")
     results = json.loads(path.read_text(encoding="utf-8"))["results"]
     for rule in ("acc", "acc_norm"):
-        metrics = {metric.task: metric.value for metric in benchmark_of(run).metrics(run, rule)}
+        metrics = {metric.task: metric.value for metric in results_of(run).metrics(rule)}
         for task in TASKS:
             assert metrics[task] == pytest.approx(results[task].get(f"{rule},none", metrics[task]), abs=1e-12)
     assert run.scores[list(UNCOUNTED)].isna().all(axis=None)
-    assert tuple(benchmark_of(run).comparable(run).rules) == RULES
+    assert tuple(results_of(run).comparable().rules) == RULES
     for rule in ("ppl", "acc_token", "pmi"):
         assert why_unusable(find_rule(rule), run.scores)
 
@@ -204,7 +205,7 @@ def test_the_same_log_is_the_same_run(pinned_log: list[Path], imported: Importer
     assert again.complete and again.folder == first.folder
     note, *_ = run_notes(first.manifest)
     assert f"2 of {len(SUBJECTS)} subjects of MMLU" in note
-    assert any(note in plain(text) for table in benchmark_of(first).report(first).tables for text in table.notes)
+    assert any(note in plain(text) for table in results_of(first).report().tables for text in table.notes)
 
 
 def test_documents_are_found_by_content(pinned_log: list[Path], ours: Run, imported: Importer, tmp_path: Path) -> None:
@@ -345,7 +346,7 @@ def test_the_task_with_all_of_mmlus_subjects(
     [run] = imported([path])
     assert list(run.manifest["documents"]) == ["mmlu"] and run.manifest["specification"]["limit"] == 5
     assert len(set(run.scores["subtask"])) == same(ours, run, "acc") == 5
-    [view] = benchmark_of(run).views(run, (), silent)
+    [view] = results_of(run).views((), silent)
     assert len(view.texts) == 5 and not view.problem
 
 
@@ -356,7 +357,7 @@ def test_tasks_that_are_not_pinned(made_log: Path, evaluated: Evaluate, imported
         expected = evaluated(*names)
         assert run.suite == "lm_eval" and [same(expected, run, rule) for rule in rules] == [6] * len(rules)
         mine, theirs = (
-            {metric.task + metric.name: metric.value for metric in benchmark_of(each).metrics(each)}
+            {metric.task + metric.name: metric.value for metric in results_of(each).metrics()}
             for each in (expected, run)
         )
         assert mine.items() <= {key: pytest.approx(value) for key, value in theirs.items()}.items()
@@ -405,7 +406,7 @@ def test_lengths_are_those_without_the_delimiter(evaluated: Evaluate, imported: 
     [path] = log_of(run, tmp_path / "alone", summary=False)
     [unknown] = imported([path], "model")
     assert unknown.scores[["chars", "bytes"]].isna().all(axis=None)
-    comparable = benchmark_of(unknown).comparable(unknown)
+    comparable = results_of(unknown).comparable()
     assert list(comparable.rules) == ["acc"]
     with pytest.raises(UsageError, match="bits_per_byte"):
         comparable.by_rule("bits_per_byte")

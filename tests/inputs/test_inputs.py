@@ -17,12 +17,12 @@ from pydantic import AfterValidator, Field
 
 from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.request import SuiteRequest, request_of
-from evalkit.benchmarks.ruler.needle import NeedleRequest
 from evalkit.data.sources import read as read_documents
 from evalkit.errors import DataError, TableError, UsageError, reading_as
 from evalkit.inputs import reading
 from evalkit.inputs.reading import read_json, read_task_file, read_yaml, read_yaml_as_typed
 from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty, Number, Stored, read_settings, validated
+from evalkit.longcontext.ruler.needle import NeedleRequest
 from evalkit.models.loading.spec import ModelSpec
 from evalkit.paths import resource
 

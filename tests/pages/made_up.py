@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.document_views import Piece
 from evalkit.pages.documents import DocumentData
 from evalkit.pages.page import Page, PageFigure, Panel
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
+from evalkit.suites.templates import Piece
 
 HOSTILE = "</script><img src=x onerror=document.title='attacked'>"
 RULES = ("ppl", "sum")

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.models.loading.locate import silent
 from evalkit.pages.documents import DocumentData
 from evalkit.pages.page import write_page
@@ -26,6 +25,7 @@ from evalkit.reporting.report import Report, render
 from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run, load_run
 from evalkit.runs.rules import decide, find_rule
+from evalkit.suites.suites import label_of
 from tests.pages.made_up import HOSTILE, SEGMENTS, TABLE, Choices, block, documents, page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 import evalkit
-from evalkit.benchmarks.attention.results import HEADS
-from evalkit.benchmarks.registry import benchmark, benchmark_of
+from evalkit.attention.results import HEADS
+from evalkit.benchmarks.registry import results_of
 from evalkit.comparison.curves import curve
 from evalkit.comparison.sides import Side, sides_of
 from evalkit.errors import RunError
@@ -39,7 +39,7 @@ from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import RESULTS, SCORES, Run, load_run
 from evalkit.runs.rules import decide, find_rule, row_scores
 from evalkit.runs.score_table import SEGMENTS
-from tests.benchmarks.attention.made import made_run as made_analysis
+from tests.attention.made import made_run as made_analysis
 from tests.comparison.made import compared, finished_run, make_longbench
 from tests.sealed import specification, write_run
 
@@ -84,25 +84,25 @@ def needles(root: Path, text: str, secrets: Sequence[str] = ("11", "12"), model:
 # Overview and figures
 
 
-def results_of(runs: list[Run], names: list[str]) -> tuple[list[Panel], list[Panel]]:
+def panels_of(runs: list[Run], names: list[str]) -> tuple[list[Panel], list[Panel]]:
     """The panels of the results of runs of one suite, and of single runs."""
     [benchmark] = contents_of_runs(runs, given_names=names).benchmarks
     return result_panels(benchmark, 1)
 
 
 def test_the_summary_and_each_run_are_results_json(two_runs: list[Run]) -> None:
-    [summary], [folded] = results_of(two_runs, NAMES)
+    [summary], [folded] = panels_of(two_runs, NAMES)
     [table], of_runs = summary.reports[0].tables, folded.panels
     for run, name, panel in zip(two_runs, NAMES, of_runs, strict=True):
         stored = json.loads((run.folder / RESULTS).read_text(encoding="utf-8"))
-        by_label = {benchmark_of(run).label(run, task["task"]).short: task for task in stored["tasks"]}
+        by_label = {results_of(run).label(task["task"]).short: task for task in stored["tasks"]}
         by_label |= {average["name"]: average for average in stored["averages"]}
         assert len(by_label) == len(cells(table)[name]) == 6
         for label, result in by_label.items():
             cell = cells(table)[name][label]
             expected = pytest.approx((100 * result["value"], 100 * result["stderr"]), abs=0.0501)
             assert (float(cell.value), float(cell.spread)) == expected, label
-        assert panel.reports == (benchmark_of(run).report(run),)
+        assert panel.reports == (results_of(run).report(),)
         subjects, *_ = panel.panels[0].reports[0].tables
         for subject in run.stored["subtasks"]["mmlu"]:
             n, accuracy, _ = texts(subjects)[subject["task"].removeprefix("mmlu_")]
@@ -166,7 +166,7 @@ def test_seeds_share_a_line_and_a_figure_of_zeros_is_named(tmp_path: Path) -> No
     [panel] = figure_panels(runs, ["x seed 1", "x seed 2", "y"], ["x", "x", "y"])
     assert [figure.name.rpartition("-")[2] for figure in panel.figures] == ["entropy"]
     assert {"x (2 seeds)", "y"} <= drawn(panel.figures[0].svg)
-    assert panel.reports[0].notes == ("negative: not drawn, no run has negative weights on BOS",)
+    assert [*panel.reports[0].notes] == ["negative: not drawn, no run has negative weights on BOS"]
 
 
 # Comparisons
@@ -327,7 +327,7 @@ def test_prompts_are_the_texts_that_were_scored(checkpoint: Path, documents: Pat
     for task, (entry, header, arrays) in data_of(runs).items():
         assert [prompt["runs"] for prompt in header["prompts"]] == [[0], [1]]
         for prompt, run in zip(header["prompts"], runs, strict=True):
-            [view] = benchmark(run.kind).views(run, (task,), silent)
+            [view] = results_of(run).views((task,), silent)
             for number, subtask in enumerate(arrays["subtask"]):
                 text = view.texts[entry["subtasks"][subtask], header["ids"][number]]  # type: ignore[union-attr]
                 choices = prompt["choices"][number]

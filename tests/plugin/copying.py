@@ -10,23 +10,27 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from evalkit.benchmarks.base import ListedSuite
 from evalkit.benchmarks.document_views import TaskView
 from evalkit.benchmarks.generated import (
     DocumentPlan,
-    GeneratedAnswer,
+    FinishedAnswers,
     GeneratedBenchmark,
-    GenerationRequest,
     TaskDocuments,
+    answer_columns,
     context_of,
     generated_plan,
 )
-from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Label, Measure, Metric, stored_value
+from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric, stored_value
 from evalkit.benchmarks.request import Request
 from evalkit.display import Say
 from evalkit.generation.prompts import Prompt, Stops
 from evalkit.inputs.validated import Stored
-from evalkit.runs.folder import Run, StoredTask
+from evalkit.requests.requests import Generate
+from evalkit.requests.rows import GeneratedRow
+from evalkit.runs.folder import StoredTask
 from evalkit.stats.estimates import error_of_mean
+from evalkit.suites.suites import Label
 
 COPYING = "copying"
 ANSWERS = "answers.parquet"
@@ -62,11 +66,40 @@ class CopyingRequest(Request):
     lists: int = 20
 
 
+class FinishedCopying(FinishedAnswers):
+    checked = ("reference",)
+
+    def metrics(self, rule: str | None = None) -> list[Metric]:
+        self.refuse_rule(rule)
+        [task] = self.run.stored["tasks"]
+        layers = [
+            Metric(COPYING, LEAD, **found, higher_is_better=None, bounds=None, layer=layer, unit="code points")
+            for layer, found in zip(LAYERS, task["layers"], strict=True)
+        ]
+        return [Metric(COPYING, "copied", task["n"], task["value"], task["stderr"]), *layers]
+
+    def answers(self) -> pd.DataFrame:
+        table = self.run.table(ANSWERS, ("task", "id", "reference", "score"))
+        table = table if "source" in table else table.assign(source=table["id"])
+        return table.assign(answer=table["text"], references=table["reference"].map(lambda reference: [reference]))
+
+    def comparable(self) -> Comparable:
+        return GradedAnswers(self.run, self.answers, self.checked, {"Average": [COPYING]}, MEASURES)
+
+    def views(self, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+        """None, as of any benchmark that does not show its documents."""
+        return iter(())
+
+    def label(self, task: str) -> Label:
+        return Label(task.capitalize(), "Copy")
+
+
 class Copying(GeneratedBenchmark):
     kind = COPYING
     request = CopyingRequest
+    read = FinishedCopying
     results_form = CopyingResults
-    files, checked = (ANSWERS,), ("reference",)
+    files = (ANSWERS,)
 
     def plan(self, request: CopyingRequest, say: Say) -> DocumentPlan:
         checkpoint = request.model.locate(say)
@@ -79,22 +112,22 @@ class Copying(GeneratedBenchmark):
 
     def generation_requests(
         self, plan: DocumentPlan, task: str, ends: frozenset[int], tokenizer: Any
-    ) -> list[GenerationRequest]:
+    ) -> list[Generate]:
         found = []
         for number, text in enumerate(plan.tasks[COPYING]):
             tokens = np.array(tokenizer(text).input_ids, np.int64)
             sha = hashlib.sha256(text.encode()).hexdigest()
             prompt = Prompt(number, tokens, NEW_TOKENS, Stops(ends))
-            found.append(GenerationRequest(str(number), prompt, sha))
+            found.append(Generate(str(number), prompt, sha))
         return found
 
-    def table_row(self, task: str, document: str, answer: GeneratedAnswer) -> dict[str, Any]:
+    def table_row(self, task: str, document: str, answer: GeneratedRow) -> dict[str, Any]:
         """The score is the share of new letters that are in the list."""
         text = answer.text
         leads = {f"{LEAD} {layer}": lead(text, layer) - lead(document, layer) for layer in LAYERS}
         score = sum(letter in document for letter in text) / max(1, len(text))
         about = {"task": COPYING, "reference": document, "score": score, SURPLUS: len(text) - len(document) / 2}
-        return answer._asdict() | about | leads
+        return answer_columns(answer) | about | leads
 
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
         about = numbers(table["score"])
@@ -102,32 +135,8 @@ class Copying(GeneratedBenchmark):
         average = {"name": "Average"} | stored_value(MEASURES[COPYING], about["value"], about["stderr"])
         return {"tasks": [{"task": COPYING, **about, "layers": layers}], "averages": [average]}
 
-    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        self.refuse_rule(run, rule)
-        [task] = run.stored["tasks"]
-        layers = [
-            Metric(COPYING, LEAD, **found, higher_is_better=None, bounds=None, layer=layer, unit="code points")
-            for layer, found in zip(LAYERS, task["layers"], strict=True)
-        ]
-        return [Metric(COPYING, "copied", task["n"], task["value"], task["stderr"]), *layers]
-
-    def answers(self, run: Run) -> pd.DataFrame:
-        table = run.table(ANSWERS, ("task", "id", "reference", "score"))
-        table = table if "source" in table else table.assign(source=table["id"])
-        return table.assign(answer=table["text"], references=table["reference"].map(lambda reference: [reference]))
-
-    def comparable(self, run: Run) -> Comparable:
-        return GradedAnswers(run, lambda: self.answers(run), self.checked, {"Average": [COPYING]}, MEASURES)
-
-    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        """None, as of any benchmark that does not show its documents."""
-        return iter(())
-
-    def label(self, run: Run, task: str) -> Label:
-        return Label(task.capitalize(), "Copy")
-
-    def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        return {COPYING: {"Average": (COPYING,)}}
+    def suites(self) -> dict[str, ListedSuite]:
+        return {COPYING: ListedSuite(averages=lambda: {"Average": (COPYING,)})}
 
 
 def lead(text: str, layer: int) -> float:

@@ -12,15 +12,17 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
-from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned
+from evalkit.benchmarks.base import Benchmark
 from evalkit.benchmarks.generated import DocumentPlan, TaskDocuments, context_of, generated_plan
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric, stored_value
 from evalkit.benchmarks.request import Request
+from evalkit.benchmarks.results import FinishedResults
 from evalkit.display import Say
 from evalkit.inputs.validated import Stored
 from evalkit.models.loading.load import LoadedModel
+from evalkit.requests.batches import Batch, Budget, Computation, Planned
 from evalkit.runs.columns import schema_of
-from evalkit.runs.folder import Run, StoredTask
+from evalkit.runs.folder import StoredTask
 from evalkit.runs.journal import FinishedRows
 from evalkit.runs.traits import BatchDevice, place_of
 from evalkit.runs.writing import RunWriter
@@ -83,10 +85,45 @@ class NormsResults(Stored):
     tasks: list[NormsTask]
 
 
+class NormsComputation(Computation):
+    rows = (State,)
+    key = ("document",)
+    facts = NoFacts
+
+    def is_missing(self, plan: DocumentPlan, finished: FinishedRows) -> bool:
+        return any((NORMS, number) not in finished for number in range(len(plan.tasks[NORMS])))
+
+    def candidates(self, plan: DocumentPlan) -> None:
+        pass
+
+    def computer(self, candidates: None, loaded: LoadedModel, budget: Budget, say: Say) -> Reading:
+        return Reading(loaded)
+
+    def batches(self, plan: DocumentPlan, facts: NoFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
+        left = [number for number in range(len(plan.tasks[NORMS])) if (NORMS, number) not in finished]
+        found = (Batch(NORMS, number, tokenizer(plan.tasks[NORMS][number]).input_ids, State, 1.0, 1) for number in left)
+        return Planned(found, len(plan.tasks[NORMS]), len(plan.tasks[NORMS]) - len(left))
+
+
+class FinishedNorms(FinishedResults):
+    def metrics(self, rule: str | None = None) -> list[Metric]:
+        [task] = self.run.stored["tasks"]
+        return [Metric(NORMS, "long states", task["n"], task["value"], task["stderr"])]
+
+    def comparable(self) -> Comparable:
+        return GradedAnswers(self.run, self.documents, ("text",), {"Average": [NORMS]}, {NORMS: MEASURE})
+
+    def documents(self) -> pd.DataFrame:
+        table = self.run.table(DOCUMENTS, ("task", "id", "text", "score"))
+        return table.assign(source=table["id"])
+
+
 class Norms(Benchmark):
     kind = NORMS
     request = NormsRequest
-    facts = NoFacts
+    computation = NormsComputation()
+    results_form = NormsResults
+    read = FinishedNorms
 
     def plan(self, request: NormsRequest, say: Say) -> DocumentPlan:
         checkpoint = request.model.locate(say)
@@ -95,24 +132,6 @@ class Norms(Benchmark):
         context = context_of(request.model, checkpoint, NORMS)
         tasks = {NORMS: TaskDocuments(texts, "made up", digest)}
         return generated_plan(NORMS, request, checkpoint, context, tasks, {}, say)
-
-    row = State
-    key = ("document",)
-    results_form = NormsResults
-
-    def is_missing(self, plan: DocumentPlan, finished: FinishedRows) -> bool:
-        return any((NORMS, number) not in finished for number in range(len(plan.tasks[NORMS])))
-
-    def setup(self, plan: DocumentPlan) -> None:
-        pass
-
-    def computer(self, setup: None, loaded: LoadedModel, budget: Budget, say: Say) -> Reading:
-        return Reading(loaded)
-
-    def batches(self, plan: DocumentPlan, facts: NoFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
-        left = [number for number in range(len(plan.tasks[NORMS])) if (NORMS, number) not in finished]
-        found = (Batch(NORMS, number, tokenizer(plan.tasks[NORMS][number]).input_ids, 1.0, 1) for number in left)
-        return Planned(found, len(plan.tasks[NORMS]), len(plan.tasks[NORMS]) - len(left))
 
     def finish(self, plan: DocumentPlan, finished: FinishedRows, writer: RunWriter) -> None:
         """A document's score is the share of its states that are longer than their mean."""
@@ -133,16 +152,3 @@ class Norms(Benchmark):
         about = {"task": NORMS, "n": len(scores), "value": mean, "stderr": error}
         average = {"name": "Average"} | stored_value(MEASURE, mean, error)
         writer.save_results({"tasks": [about], "averages": [average]})
-
-    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        [task] = run.stored["tasks"]
-        return [Metric(NORMS, "long states", task["n"], task["value"], task["stderr"])]
-
-    def comparable(self, run: Run) -> Comparable:
-
-        def load() -> pd.DataFrame:
-            table = run.table(DOCUMENTS, ("task", "id", "text", "score"))
-            return table.assign(source=table["id"])
-
-        measures = {NORMS: MEASURE}
-        return GradedAnswers(run, load, ("text",), {"Average": [NORMS]}, measures)

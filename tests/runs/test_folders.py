@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.comparison.naming import find_run
 from evalkit.errors import EvalkitError, RunError, UnknownNameError, UsageError
 from evalkit.models.loading.locate import Checkpoint
@@ -158,7 +158,7 @@ def test_a_folder_is_opened_again_or_named(tmp_path: Path, monkeypatch: pytest.M
 def everything(folder: Path) -> str:
     """All that is read of the numbers of a run."""
     run = load_run(folder)
-    benchmark_of(run)
+    results_of(run)
     samples = [run.read(name).decode() for name in sorted(run.files) if name.startswith("lm_eval/")]
     return "\n".join([run.scores.to_csv(), str(run.results()), json.dumps(run.stored), str(run.manifest), *samples])
 

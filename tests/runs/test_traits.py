@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from evalkit.benchmarks.choices_report import accuracy_table
 from evalkit.benchmarks.differences import differences
-from evalkit.benchmarks.multiple_choice.results_report import accuracy_table
 from evalkit.benchmarks.run_listing import list_found
 from evalkit.comparison.sides import Side, claim_of
 from evalkit.errors import UsageError

@@ -11,21 +11,21 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from evalkit.benchmarks.multiple_choice.prompts import (
-    EncodedQuestion,
-    Prompter,
-    TokenSequence,
-    question_rows,
-    question_sequences,
-)
-from evalkit.benchmarks.multiple_choice.questions import Question
-from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Template, load_template
 from evalkit.models.loading.load import LoadedModel
 from evalkit.runs.score_table import ScoreRow
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.pack import Sequences, SequenceSet, batches_of
 from evalkit.scoring.tree import Tree
+from evalkit.suites.prompts import (
+    EncodedQuestion,
+    Prompter,
+    TokenSequence,
+    question_rows,
+    question_sequences,
+)
+from evalkit.suites.questions import Question
+from evalkit.suites.templates import SEGMENTS, Part, Template, load_template
 from tests.models.loading import load_folder
 from tests.questions import question
 from tests.tiny import Family, tiny_checkpoint

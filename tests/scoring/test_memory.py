@@ -13,10 +13,10 @@ MMLU = """
 import json, resource, sys
 from pathlib import Path
 import psutil
-from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestions, Prompter
-from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
-from evalkit.benchmarks.multiple_choice.question_loading import load_questions
-from evalkit.benchmarks.multiple_choice.templates import load_template
+from evalkit.suites.prompts import EncodedQuestions, Prompter
+from evalkit.suites.suites import choose_tasks, load_suite
+from evalkit.suites.question_loading import load_questions
+from evalkit.suites.templates import load_template
 from evalkit.data import Library
 from evalkit.models.loading.load import load
 from evalkit.models.loading.locate import locate

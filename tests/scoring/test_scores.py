@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, question_sequences
 from evalkit.errors import ScoringError
 from evalkit.models.context.extension import ContextSettings
 from evalkit.models.loading.load import load
@@ -21,6 +20,7 @@ from evalkit.models.loading.spec import extension_of
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.pack import Sequences, TreeBatch, batches_of
+from evalkit.suites.prompts import CONTINUATION, question_sequences
 from tests.devices import DEVICES, KERNELS, cuda_memory_of, most_cuda_memory
 from tests.marks import fast
 from tests.models.loading import load_folder

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_sequences
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import run_plan
@@ -20,6 +19,7 @@ from evalkit.scoring import pack
 from evalkit.studies.dry_run import dry_run_report, plans_report
 from evalkit.studies.running import run_here, run_study
 from evalkit.studies.study_file import read_study
+from evalkit.suites.prompts import Prompter, question_sequences
 from tests.benchmarks.conftest import plugin  # noqa: F401
 from tests.benchmarks.lm_eval.made import made_tasks
 from tests.documents import made_up

@@ -18,7 +18,7 @@ from evalkit.studies.study import save_record
 from evalkit.studies.study_file import read_study
 from evalkit.studies.tables import FilledTable, study_layouts, study_table
 from evalkit.tables.request import TableRequest
-from tests.benchmarks.attention.made_ranks import made_ranks
+from tests.attention.made_ranks import made_ranks
 from tests.sealed import read, reseal, write
 from tests.studies.made import changed, recorded, write_study
 

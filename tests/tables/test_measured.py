@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.errors import UsageError
 from evalkit.models.context.extension import Extension
 from evalkit.reporting.table import Table, plain
@@ -193,7 +193,7 @@ def test_a_table_of_a_continuous_outcome(finished: Run, tmp_path: Path, outcome:
     table = filled("main_res", tmp_path, rows=rows, options={"outcome": outcome, "drop_empty": True})
     key = f"margin:{finished.manifest['rule']}" if outcome == "margin" else outcome
     first, second = (line.cells for line in table.lines)
-    for metric in benchmark_of(finished).metrics(finished, key):
+    for metric in results_of(finished).metrics(key):
         assert first[list(load_layout("main_res").measures).index(metric.task)].value == f"{metric.value:.3f}"
     for cell, other in zip(first, second, strict=True):
         difference = float(cell.value) - float(other.value)

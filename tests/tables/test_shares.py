@@ -17,7 +17,7 @@ from evalkit.tables.layout import load_layout
 from evalkit.tables.measured import measure
 from evalkit.tables.request import TableRequest, make
 from evalkit.tables.rows import RunMapping
-from tests.benchmarks.attention.made_ranks import made_ranks
+from tests.attention.made_ranks import made_ranks
 from tests.printed import printed
 from tests.tables.runs import lines
 

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from accelerate import DistributedType, FullyShardedDataParallelPlugin, PartialState
 from accelerate.state import AcceleratorState
+from evalkit.benchmarks.multiple_choice.scoring import Scoring
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
@@ -35,7 +36,6 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoTokenizer
 
 import evalkit
-from evalkit.benchmarks.multiple_choice.scoring import Scoring
 from evalkit.compatibility.torch import shard_of
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from evalkit.benchmarks.multiple_choice.scoring import Scoring
 from tensorboardX import SummaryWriter
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import evalkit
-from evalkit.benchmarks.multiple_choice.scoring import Scoring
 from evalkit.comparison.curves import curve
 from evalkit.comparison.naming import find_runs
 from evalkit.comparison.sides import Side, trainings_of

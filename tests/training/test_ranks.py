@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import evalkit
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.runs.folder import JOURNAL
 from evalkit.runs.score_table import SEGMENTS
 from tests.devices import needs_cuda
@@ -55,7 +55,7 @@ def assert_same_scores(run: evalkit.Run, expected: evalkit.Run) -> None:
         values = [torch.tensor(table[f"ll_{segment}"].to_numpy(copy=True)) for table in (mine, theirs)]
         torch.testing.assert_close(*values, rtol=TOLERANCE, atol=0, equal_nan=True)
     for rule in ("ppl", "acc", "acc_norm"):
-        decided = [benchmark_of(each).comparable(each).by_rule(rule) for each in (run, expected)]
+        decided = [results_of(each).comparable().by_rule(rule) for each in (run, expected)]
         # No two choices of these documents are as near each other as rounding
         assert (decided[0] == decided[1]).all(), rule
 

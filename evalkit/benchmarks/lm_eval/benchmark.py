@@ -13,69 +13,61 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Benchmark, lazy
-from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, rows_of, stored_rows
+from evalkit.benchmarks.base import Benchmark, ListedSuite, lazy
 from evalkit.benchmarks.lm_eval.results import logged_metrics
-from evalkit.benchmarks.multiple_choice.suites import label_of
-from evalkit.benchmarks.outcomes import Label, Metric
+from evalkit.benchmarks.outcomes import Metric
+from evalkit.benchmarks.results import FinishedResults, of_run
 from evalkit.errors import UsageError
-from evalkit.runs.folder import LM_EVAL, Run
+from evalkit.runs.folder import LM_EVAL
+from evalkit.suites.suites import Label, label_of
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.data import HubSplit
-    from evalkit.runs.journal import FinishedRows
+
+
+class FinishedTasks(FinishedResults):
+    """Results of lm-eval's tasks; its report under a rule is that of the multiple-choice tasks' choices."""
+
+    comparable = of_run("evalkit.benchmarks.lm_eval.views:task_outcomes")
+    views = of_run("evalkit.benchmarks.lm_eval.views:task_views")
+    report = of_run("evalkit.benchmarks.lm_eval.views:metrics_report")
+    headline = of_run("evalkit.benchmarks.lm_eval.views:headline")
+
+    def metrics(self, rule: str | None = None) -> list[Metric]:
+        """Return every numeric metric, as lm-eval computed it; another rule is a `UsageError`."""
+        if rule not in (None, LM_EVAL):
+            raise UsageError(
+                f"run {self.run.folder} is a run of lm-eval's tasks, which have their own metrics; leave out --rule"
+            )
+        metrics: list[Metric] = []
+        for task in self.run.stored["tasks"]:
+            metrics += logged_metrics(task, self.run.manifest["documents"][task["task"]]["official"])
+        return metrics
+
+    def label(self, task: str) -> Label:
+        return label_of(task)
+
+    def dataset(self, task: str) -> HubSplit | None:
+        """Raise a `UsageError`, since evalkit does not know the datasets of lm-eval's tasks."""
+        raise UsageError(
+            f"run {self.run.folder} is a run of lm-eval's own tasks; "
+            "export it with --to lm_eval, which supports all of them"
+        )
 
 
 class LMEval(Benchmark):
     """The benchmark of lm-eval's tasks."""
 
     kind = LM_EVAL
-    row = RequestRow
-    key = KEY
+    read = FinishedTasks
 
     request = lazy("evalkit.benchmarks.request:SuiteRequest")
     plan = lazy("evalkit.benchmarks.lm_eval.plan:plan_tasks")
-    facts = lazy("evalkit.benchmarks.lm_eval.batches:RequestFacts")
-    setup = lazy("evalkit.benchmarks.lm_eval.batches:candidates")
-    batches = lazy("evalkit.benchmarks.lm_eval.batches:planned")
-    computer = lazy("evalkit.benchmarks.lm_eval.harness:computer_of")
-    comparable = lazy("evalkit.benchmarks.lm_eval.views:task_outcomes")
-    token_counts = lazy("evalkit.benchmarks.lm_eval.plan:estimated")
     finish = lazy("evalkit.benchmarks.lm_eval.results:finish")
-    views = lazy("evalkit.benchmarks.lm_eval.views:task_views")
-    report = lazy("evalkit.benchmarks.lm_eval.views:metrics_report")
-    headline = lazy("evalkit.benchmarks.lm_eval.views:headline")
-    prompts = lazy("evalkit.benchmarks.lm_eval.views:shown_requests")
 
-    def is_missing(self, plan: TaskPlan, finished: FinishedRows) -> bool:
-        _ = plan.caveats  # a task that cannot be measured is refused before a model is loaded
-        rows = stored_rows(finished, plan.requests)
-        return any(not rows_of(request, rows) for members in plan.requests.values() for request in members)
-
-    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """Return every numeric metric, as lm-eval computed it; a given rule is a `UsageError`."""
-        if rule is not None:
-            raise UsageError(
-                f"run {run.folder} is a run of lm-eval's tasks, which have their own metrics; leave out --rule"
-            )
-        metrics: list[Metric] = []
-        for task in run.stored["tasks"]:
-            metrics += logged_metrics(task, run.manifest["documents"][task["task"]]["official"])
-        return metrics
-
-    def suites(self) -> dict[str, str]:
-        return {LM_EVAL: "any of lm-eval's tasks, with their own prompts and metrics"}
+    def suites(self) -> dict[str, ListedSuite]:
+        return {LM_EVAL: ListedSuite("any of lm-eval's tasks, with their own prompts and metrics")}
 
     def options_outside_id(self, options: Mapping[str, Any]) -> frozenset[str]:
         """See `Benchmark`; the device is in the id where tasks generate."""
         return super().options_outside_id(options) | {"log_samples"}
-
-    def label(self, run: Run, task: str) -> Label:
-        return label_of(task)
-
-    def dataset(self, run: Run, task: str) -> HubSplit | None:
-        """Raise a `UsageError`, since evalkit does not know the datasets of lm-eval's tasks."""
-        raise UsageError(
-            f"run {run.folder} is a run of lm-eval's own tasks; export it with --to lm_eval, which supports all of them"
-        )

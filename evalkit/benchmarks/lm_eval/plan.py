@@ -6,59 +6,48 @@ finished run is found without it.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import random
-import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 
-from evalkit.benchmarks.lm_eval.batches import Encoding, TextFacts, continuations_of, prompts_of
+from evalkit.benchmarks.base import Plan
+from evalkit.benchmarks.lm_eval.encoding import TaskModelRequests
 from evalkit.benchmarks.lm_eval.requests import GENERATED, ROLLING, ModelRequest, group_by_task, requests_of
-from evalkit.benchmarks.lm_eval.task_checks import task_caveats
-from evalkit.benchmarks.lm_eval.tasks import (
-    RandomState,
-    TaskSet,
-    load_tasks,
-    quiet_lm_eval,
-    random_state,
-    with_task_names,
-)
-from evalkit.benchmarks.multiple_choice.suites import refuse_duplicate_tasks
-from evalkit.benchmarks.multiple_choice.templates import load_template
-from evalkit.benchmarks.request import SuiteRequest, TaskTokens, numerics, plain_manifest, shared_library, spread
+from evalkit.benchmarks.request import SuiteRequest, numerics, plain_manifest, shared_library
 from evalkit.compatibility.names import replaced
-from evalkit.data import Library
-from evalkit.data.sampling import number_of
+from evalkit.data.sampling import number_of, spread
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, UsageError, reading_as
-from evalkit.generation.prompts import Capacity, Prompt
-from evalkit.inputs.reading import MOST_BYTES, read_bytes
 from evalkit.models.context.extension import Extension, refuse_generation
 from evalkit.models.loading.files import generation_settings
 from evalkit.models.loading.fingerprint import stable
-from evalkit.models.loading.locate import Checkpoint, silent
-from evalkit.models.loading.spec import window_of
+from evalkit.models.loading.locate import Checkpoint
+from evalkit.requests.requests import RunRequests
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import LM_EVAL
-from evalkit.scoring.pack import SampledGroup, estimated_tokens
-
-SEEDS = {"random": 0, "numpy": 1234, "torch": 1234, "fewshot": 1234}
-"""lm-eval's default seeds."""
+from evalkit.suites.lm_eval_tasks import (
+    RandomState,
+    TaskSet,
+    load_tasks,
+    matching_tasks,
+    quiet_lm_eval,
+    random_state,
+)
+from evalkit.suites.suites import refuse_duplicate_tasks
+from evalkit.suites.task_checks import task_caveats
+from evalkit.suites.task_identity import SEEDS, code_hash, digest_of, set_seeds, source_of, task_specification
+from evalkit.suites.templates import load_template
 
 _BLOCK = 4
 """Documents next to each other in a sample for estimates."""
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""The memory address in the repr of a function, which differs in every process."""
 
 
 @dataclass(frozen=True)
-class TaskPlan:
+class TaskPlan(Plan):
     """A resolved request: checkpoint, tasks and manifest."""
 
     request: SuiteRequest
@@ -68,7 +57,7 @@ class TaskPlan:
     randomness: RandomState
 
     @cached_property
-    def requests(self) -> dict[str, list[ModelRequest]]:
+    def model_requests(self) -> dict[str, list[ModelRequest]]:
         """The distinct requests by the journal's task names, which lm-eval builds and keeps as `task.instances`."""
         self.randomness.restore()
         with doing("building requests"):
@@ -76,9 +65,30 @@ class TaskPlan:
             return group_by_task(instance for task in tasks for instance in build_requests(task, self.request.limit))
 
     @cached_property
+    def requests(self) -> RunRequests:
+        _ = self.caveats  # a task that cannot be measured is refused before a model is loaded
+        tasks = [TaskModelRequests(str(members[0].task), members) for members in self.model_requests.values()]
+        return RunRequests(tasks, budget=self.request.token_budget)
+
+    def sampled(self, sample: int) -> RunRequests:
+        sampled = []
+        self.randomness.restore()
+        for name, task in self.tasks.tasks.items():
+            documents = len(self.request.selection.places(name, [name] * len(task.eval_docs)))
+            numbers = spread(documents, sample, _BLOCK)
+            for requests in group_by_task(build_requests(task, documents, set(numbers))).values():
+                sampled.append(TaskModelRequests(name, requests, sizes={name: documents}))
+        return RunRequests(sampled)
+
+    def shown_prompts(self, count: int, say: Say) -> Iterator[str]:
+        from evalkit.benchmarks.lm_eval.views import shown_requests
+
+        return shown_requests(self, count, say)
+
+    @cached_property
     def caveats(self) -> dict[str, list[str]]:
         """Task → what makes its metrics doubtful; `task_checks.task_caveats` says what raises an error."""
-        _ = self.requests
+        _ = self.model_requests
         caveats = {}
         with quiet_lm_eval():
             for name, task in self.tasks.tasks.items():
@@ -95,7 +105,7 @@ class TaskPlan:
 def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
     if not request.tasks:
         raise UsageError("lm-eval's tasks must be named: --tasks lambada_openai,sciq, or a group such as mmlu")
-    request = with_task_names(request, say)
+    request = replace(request, tasks=matching_tasks(request.tasks, request.suite, request.include_path, say))
     refuse_duplicate_tasks(request.tasks)
     # Template plain has lm-eval's prompts
     given: dict[str, object] = {name: getattr(request, name) for name in ("rule", "vary", "control", "requests")}
@@ -155,14 +165,6 @@ def _set_fewshot(tasks: TaskSet, number: int | None) -> list[str]:
     return zero_shot
 
 
-def set_seeds() -> None:
-    """Set seeds as in `lm_eval.simple_evaluate`, before tasks are loaded; each generated text has its own seed."""
-    import numpy as np
-
-    random.seed(SEEDS["random"])
-    np.random.seed(SEEDS["numpy"])
-
-
 def _restrict(task: Any, numbers: Collection[int]) -> None:
     """Make a task iterate over some of its documents, in order; lm-eval's `samples` would renumber them."""
     every, chosen = task.doc_iterator, frozenset(numbers)
@@ -219,7 +221,7 @@ def _specification(request: SuiteRequest, tasks: TaskSet, checkpoint: Checkpoint
         "suite": LM_EVAL,
         "generation": generation,
         "groups": {
-            name: _hash([group.aggregate_metric_list or [], sorted(group.child_names)])
+            name: digest_of([group.aggregate_metric_list or [], sorted(group.child_names)])
             for name, group in tasks.groups.items()
         },
         "names": list(tasks.names),
@@ -228,90 +230,3 @@ def _specification(request: SuiteRequest, tasks: TaskSet, checkpoint: Checkpoint
         "num_fewshot": shots.pop() if len(shots) == 1 else None,
         "seeds": SEEDS,
     }
-
-
-def task_specification(task: Any, limit: int | None) -> dict[str, Any]:
-    """Return what determines a task's numbers: output type, version, and hashes of config, documents and examples."""
-    with quiet_lm_eval():
-        documents = [doc for _, doc in task.doc_iterator(rank=0, limit=limit, world_size=1)]
-        config = task.dump_config()
-    # The location of the task file does not matter
-    config["metadata"] = {k: v for k, v in (config.get("metadata") or {}).items() if k != "config_source"}
-    shots = task.config.num_fewshot or 0
-    return {
-        "output_type": task.OUTPUT_TYPE,
-        "version": task.VERSION,
-        "num_fewshot": shots,
-        "config": _hash([config]),
-        "documents": _hash(documents),
-        "examples": _hash(task.sampler.df) if shots and hasattr(task, "sampler") else None,
-    }
-
-
-def _hash(things: Iterable[Any]) -> str:
-    """Return the SHA-256 of things as JSON; values without a JSON form enter as `str`, without memory addresses."""
-    digest = hashlib.sha256()
-    for thing in things:
-        text = json.dumps(thing, sort_keys=True, ensure_ascii=False, default=str)
-        digest.update(_ADDRESS.sub("", text).encode("utf-8", "surrogatepass") + b"\n")
-    return digest.hexdigest()
-
-
-def code_hash(folder: Path) -> str:
-    """Return a hash of the Python files in a folder of task files, whose imports a task's config does not show."""
-    hashed: list[Sequence[str]] = []
-    for path in sorted(path for path in folder.rglob("*.py") if path.is_file()):
-        with reading_as(path, "Python code", DataError):
-            text = read_bytes(path, MOST_BYTES).decode("utf-8", "replace")
-        # Line ends as Python reads source files
-        hashed.append([path.relative_to(folder).as_posix(), text.replace("\r\n", "\n").replace("\r", "\n")])
-    return _hash(hashed)
-
-
-def source_of(task: Any, pinned: bool, library: Library) -> dict[str, Any]:
-    """Return the provenance of a task's documents. Those not pinned by evalkit have the source in the task file."""
-    config, total = task.config, len(task.eval_docs)
-    if pinned:
-        documents = library.load(config.dataset_kwargs["documents"])
-        return {"source": documents.source, "official": documents.official, "total": total}
-    files = (config.dataset_kwargs or {}).get("data_files")
-    listed = files.values() if isinstance(files, dict) else [files] if files else []
-    origin = " ".join(str(part) for part in (config.dataset_path or "its own code", config.dataset_name) if part)
-    return {"source": f"{origin} {', '.join(map(str, listed))}".strip(), "official": True, "total": total}
-
-
-def encoding_of(plan: TaskPlan, tokenizer: Any, say: Say) -> Encoding:
-    """Return the tokenisation of a plan's requests, without a model."""
-    window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
-    prefix = next(token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if token is not None)
-    return Encoding(tokenizer, prefix, window)
-
-
-def prompts_alone(requests: Sequence[ModelRequest], encoding: Encoding) -> list[Prompt]:
-    """Return the prompts of generated texts, for a model without settings of its own."""
-    return prompts_of(requests, encoding, TextFacts((), None, Capacity(encoding.window, 1, 1, 0)))
-
-
-def estimated(plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
-    """Return the estimates for each task; arguments as in `Benchmark.token_counts`."""
-    encoding = encoding_of(plan, tokenizer, say)
-    estimates = []
-    plan.randomness.restore()
-    for name, task in plan.tasks.tasks.items():
-        documents = len(plan.request.selection.places(name, [name] * len(task.eval_docs)))
-        numbers = spread(documents, sample, _BLOCK)
-        scale = documents / len(numbers)
-        for requests in group_by_task(build_requests(task, documents, set(numbers))).values():
-            if requests[0].kind == GENERATED:
-                prompts = prompts_alone(requests, encoding)
-                alone = scale * sum(len(prompt.tokens) for prompt in prompts)
-                new = scale * sum(prompt.max_new_tokens for prompt in prompts)
-                counts, members = (alone, alone, new), len(requests)
-            else:
-                parts = continuations_of(requests, encoding, silent)
-                sequences = [part.tokens for part in parts if len(part.tokens)]
-                group = SampledGroup(sequences, len(numbers), documents)
-                counts = (*(estimated_tokens([group]) if sequences else (0.0, 0.0)), 0.0)
-                members = len(sequences)
-            estimates.append(TaskTokens(name, documents, len(numbers), scale * members, *counts))
-    return estimates

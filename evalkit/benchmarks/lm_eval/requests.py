@@ -12,39 +12,23 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from evalkit.errors import ScoringError
 from evalkit.inputs.values import check_text
+from evalkit.requests.rows import KEY, GeneratedRow, RequestKey, ScoredRow
 from evalkit.runs.journal import FinishedRows, Key
+from evalkit.runs.score_table import SEGMENTS
 
 GENERATED, ROLLING = "generate_until", "loglikelihood_rolling"
 KINDS = ("loglikelihood", ROLLING, GENERATED)
+CONTEXT, CONTINUATION = SEGMENTS.index("context"), SEGMENTS.index("continuation")
 _PER_TEXT = 2000
 """Cost of generating one text, in scored characters."""
 
-
-class RequestRow(NamedTuple):
-    """A row of the journal: the key within its task, and the answer."""
-
-    doc_id: int
-    number: int
-    part: int
-    digest: str
-    parts: int
-    """Number of windows of the text; 1 for a request that is not split, 0 for a text without tokens."""
-    likelihood: float | None
-    greedy: bool | None
-    context_tokens: int
-    continuation_tokens: int
-    cut: int
-    """Context tokens truncated on the left to fit the context window."""
-    text: str | None
-
-
-KEY = RequestRow._fields[:4]
-"""Columns that identify a row within its task."""
-Rows = Mapping[Key, RequestRow]
+AnswerRow: TypeAlias = ScoredRow | GeneratedRow
+Rows = Mapping[Key, AnswerRow]
+"""Rows of the journal by their keys."""
 
 
 class ModelRequest(NamedTuple):
@@ -74,16 +58,9 @@ class ModelRequest(NamedTuple):
         """Its cost in scored characters, which approximates its share of the time."""
         return _PER_TEXT if self.kind == GENERATED else sum(map(len, self.arguments))
 
-    def key(self, window: int = 0) -> Key:
-        """Return the journal's key of its answer, or of the answer to one window of its text."""
-        return self.journal, self.doc_id, self.number, self.sample + window, self.digest
-
-    def row(
-        self, context_tokens: int, continuation_tokens: int = 0, cut: int = 0, window: int = 0, windows: int = 1
-    ) -> RequestRow:
-        """Return the journal's row with the key `self.key(window)`, without an answer."""
-        identity = (self.doc_id, self.number, self.sample + window, self.digest)
-        return RequestRow(*identity, windows, None, None, context_tokens, continuation_tokens, cut, None)
+    @property
+    def key(self) -> RequestKey:
+        return RequestKey(self.journal, str(self.doc_id), self.number, self.digest)
 
 
 def requests_of(instances: Iterable[Any]) -> list[ModelRequest]:
@@ -112,7 +89,7 @@ def requests_of(instances: Iterable[Any]) -> list[ModelRequest]:
 def group_by_task(instances: Iterable[Any]) -> dict[str, list[ModelRequest]]:
     """Return the task name in the journal → its distinct requests, in lm-eval's order, one kind after the other."""
     repeated = (instance for instance in instances for _ in range(instance.repeats or 1))
-    requests = {request.key(): request for request in requests_of(repeated)}.values()
+    requests = distinct(requests_of(repeated))
     kinds = list(dict.fromkeys(request.kind for request in requests))
     grouped: dict[str, list[ModelRequest]] = {}
     for request in sorted(requests, key=lambda request: kinds.index(request.kind)):
@@ -120,28 +97,46 @@ def group_by_task(instances: Iterable[Any]) -> dict[str, list[ModelRequest]]:
     return grouped
 
 
-def stored_rows(finished: FinishedRows, journals: Iterable[str]) -> dict[Key, RequestRow]:
-    return {(journal, *row[: len(KEY)]): row for journal in journals for row in finished.rows(journal)}
+def distinct(requests: Iterable[ModelRequest]) -> list[ModelRequest]:
+    """Return requests without those that repeat another one."""
+    return list({(*request.key, request.sample): request for request in requests}.values())
 
 
-def rows_of(request: ModelRequest, rows: Rows) -> list[RequestRow]:
+def stored_rows(finished: FinishedRows, journals: Iterable[str]) -> dict[Key, AnswerRow]:
+    return {(journal, *key_of(row)): row for journal in journals for row in finished.rows(journal)}
+
+
+def key_of(row: AnswerRow) -> Key:
+    """Return the key of a row within its task."""
+    return tuple(getattr(row, name) for name in KEY)
+
+
+def rows_of(request: ModelRequest, rows: Rows) -> list[AnswerRow]:
     """Return the rows of a request, one for each window of its text; none if a window is missing."""
-    first = rows.get(request.key())
-    windows = range(max(1, first.parts)) if first else ()
-    members = [row for window in windows if (row := rows.get(request.key(window))) is not None]
-    return members if len(members) == len(windows) else []
+    first = rows.get((*request.key, request.sample))
+    if first is None or request.kind == GENERATED:
+        return [] if first is None else [first]
+    parts = range(max(1, first.parts))
+    members = [row for part in parts if (row := rows.get((*request.key, part))) is not None]
+    return members if len(members) == len(parts) else []
 
 
-def answer_in(row: RequestRow) -> Any:
+def likelihood_of(row: AnswerRow) -> float:
+    """Return the log-likelihood of the continuation, in nats; 0 of a text without tokens."""
+    assert isinstance(row, ScoredRow)
+    return row.of(CONTINUATION)[1] or 0.0
+
+
+def answer_in(row: AnswerRow) -> Any:
     """Return the generated text, or the log-likelihood and whether it is greedy."""
-    return (row.likelihood, bool(row.greedy)) if row.text is None else row.text
+    return row.text if isinstance(row, GeneratedRow) else (likelihood_of(row), bool(row.greedy))
 
 
 class AnswersFromRows(ABC):
     """The methods of an lm-eval model, whose answers are rows of the journal."""
 
     @abstractmethod
-    def rows(self, instances: list[Any]) -> list[list[RequestRow]]:
+    def rows(self, instances: list[Any]) -> list[list[AnswerRow]]:
         """Return the rows of each request, one for each window of its text."""
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
@@ -152,6 +147,4 @@ class AnswersFromRows(ABC):
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of each text, summed over lm-eval's windows, in order."""
         # Without windows it is an IndexError, not a likelihood of 0
-        return [
-            sum((row.likelihood or 0.0 for row in rows[1:]), rows[0].likelihood or 0.0) for rows in self.rows(requests)
-        ]
+        return [sum(map(likelihood_of, rows[1:]), likelihood_of(rows[0])) for rows in self.rows(requests)]

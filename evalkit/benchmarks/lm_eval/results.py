@@ -14,17 +14,28 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite, nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from evalkit.benchmarks.lm_eval.log_format import Evaluated, write_lm_eval
-from evalkit.benchmarks.lm_eval.requests import AnswersFromRows, RequestRow, Rows, requests_of, rows_of, stored_rows
-from evalkit.benchmarks.lm_eval.task_checks import listed_metrics, logged_caveats
-from evalkit.benchmarks.lm_eval.tasks import quiet_lm_eval
+from evalkit.benchmarks.lm_eval.requests import (
+    CONTEXT,
+    CONTINUATION,
+    AnswerRow,
+    AnswersFromRows,
+    Rows,
+    likelihood_of,
+    requests_of,
+    rows_of,
+    stored_rows,
+)
+from evalkit.benchmarks.lm_eval_files import Evaluated, write_lm_eval
 from evalkit.benchmarks.outcomes import Metric
 from evalkit.compatibility.lm_eval import as_texts, gold_index, hash_of, json_value
 from evalkit.data.sampling import clusters_of
 from evalkit.errors import DataError, reading_as
+from evalkit.requests.rows import ScoredRow
 from evalkit.runs.folder import LM_EVAL, SCORES
 from evalkit.runs.score_table import FRACTION, ScoreRow, score_table
 from evalkit.stats.estimates import known_error
+from evalkit.suites.lm_eval_tasks import quiet_lm_eval
+from evalkit.suites.task_checks import listed_metrics, logged_caveats
 
 if TYPE_CHECKING:
     import logging
@@ -157,14 +168,14 @@ class StoredAnswers(AnswersFromRows):
     def __init__(self, stored: Rows) -> None:
         self._stored = stored
 
-    def rows(self, instances: list[Any]) -> list[list[RequestRow]]:
+    def rows(self, instances: list[Any]) -> list[list[AnswerRow]]:
         return [rows_of(request, self._stored) for request in requests_of(instances)]
 
 
 def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
     """Let lm-eval evaluate the answers, and write every result file of a run, results.json last."""
     tasks, with_samples = plan.tasks.tasks, plan.request.log_samples
-    answers = StoredAnswers(stored_rows(finished, plan.requests))
+    answers = StoredAnswers(stored_rows(finished, plan.model_requests))
     results, warnings = _evaluated(plan, answers, writer)
     samples = results.pop("samples")
     scores = {name: list(document_scores(name, members)) for name, members in samples.items()}
@@ -187,10 +198,8 @@ def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
         for name, members in samples.items()
     }
     entries = {name: _entry(name, results) for name in results["results"]}
-    caveats = _caveats(plan, entries, warnings)
-    if caveats:
-        # Files in lm-eval's format have them too
-        writer.save_manifest(caveats=caveats)
+    # Before files in lm-eval's format, which have them too
+    writer.save_caveats(_caveats(plan, entries, warnings))
     lines = {name: map(_sample, members) for name, members in samples.items()} if with_samples else {}
     specification = writer.manifest["specification"]
     settings = {
@@ -240,7 +249,7 @@ def _caveats(
     plan: TaskPlan, entries: Mapping[str, Mapping[str, Any]], warnings: Iterable[logging.LogRecord]
 ) -> dict[str, list[str]]:
     """Return task or group → what makes its metrics doubtful; of lm-eval's other warnings the name is "lm-eval"."""
-    caveats = {name: texts.copy() for name, texts in plan.caveats.items() if texts}
+    caveats = {name: texts.copy() for name, texts in plan.caveats.items()}
     for name, entry in entries.items():
         for metric in entry["metrics"]:
             if metric["value"] is None:
@@ -286,18 +295,18 @@ def _task_rows(name: str, task: Any, answers: StoredAnswers, clusters: dict[tupl
     return rows
 
 
-def _document_rows(name: str, gold: int, choices: Sequence[str], answers: Sequence[RequestRow]) -> Iterator[ScoreRow]:
+def _document_rows(name: str, gold: int, choices: Sequence[str], answers: Sequence[AnswerRow]) -> Iterator[ScoreRow]:
     # For mutual information, lm-eval appends the choices without context
     conditional, unconditional = answers[: len(choices)], answers[len(choices) :]
-    likelihoods = [answer.likelihood for answer in conditional]
-    rows = choice_rows(name, name, answers[0].doc_id, gold, choices, likelihoods)
+    likelihoods = list(map(likelihood_of, conditional))
+    rows = choice_rows(name, name, int(answers[0].document), gold, choices, likelihoods)
     for row, answer in zip(rows, conditional, strict=True):
+        assert isinstance(answer, ScoredRow)
         yield row._replace(
-            # The first token has no context, so it has no log-likelihood
-            n_context=answer.context_tokens - 1,
-            n_continuation=answer.continuation_tokens,
-            ll_unconditional=unconditional[row.choice].likelihood if unconditional else None,
-            truncated=answer.cut,
+            n_context=answer.of(CONTEXT)[0],
+            n_continuation=answer.of(CONTINUATION)[0],
+            ll_unconditional=likelihood_of(unconditional[row.choice]) if unconditional else None,
+            truncated=answer.truncated,
         )
 
 

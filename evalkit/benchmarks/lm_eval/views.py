@@ -7,75 +7,47 @@ each task's own metric.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.benchmarks.document_views import (
-    AnsweredDocument,
-    AnswerView,
-    ChoiceText,
-    ChoiceView,
-    DocumentKey,
-    Piece,
-    TaskView,
-    Texts,
-    choice_text,
-)
-from evalkit.benchmarks.lm_eval.log_format import caveats_below, texts_of_requests
+from evalkit.benchmarks.choices import ComparableChoices
+from evalkit.benchmarks.document_views import AnsweredDocument, AnswerView, ChoiceView, TaskView, Texts
 from evalkit.benchmarks.lm_eval.requests import GENERATED, group_by_task
 from evalkit.benchmarks.lm_eval.results import DOCUMENTS, DocumentScore, logged_metrics
-from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices
-from evalkit.benchmarks.outcomes import (
-    CONTENT,
-    LOWER_IS_BETTER,
-    LOWER_NOTE,
-    Comparable,
-    GradedAnswers,
-    Measure,
-    Metric,
-    run_content,
+from evalkit.benchmarks.lm_eval_files import (
+    NO_SAMPLES,
+    caveats_below,
+    pieces_of,
+    samples_of,
+    stored_texts,
+    texts_of_requests,
 )
+from evalkit.benchmarks.outcomes import CONTENT, Comparable, GradedAnswers, Measure, Metric, run_content
 from evalkit.display import Say
 from evalkit.escape import printable
-from evalkit.inputs.reading import parse_json
-from evalkit.models.context.extension import Extension
-from evalkit.models.loading.spec import tokenizer_alone
+from evalkit.models.loading.spec import tokenizer_alone, window_of
 from evalkit.models.loading.tokenizer import fed_text
 from evalkit.reporting.decimals import fixed
+from evalkit.reporting.numbers import METRICS
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
+from evalkit.requests.requests import Encoder, Facts
 from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.traits import documents_read, is_imported, run_notes
+from evalkit.runs.notes import direction_mark, notes_below
+from evalkit.runs.traits import documents_read, is_imported
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalkit.benchmarks.lm_eval.batches import Encoding
+    from evalkit.benchmarks.lm_eval.encoding import Encoding
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.benchmarks.lm_eval.requests import ModelRequest
 
 
 _NO_METRIC: Mapping[str, Any] = {"metric": "", "filter": "none", "unit": None, "higher_is_better": None}
-NO_SAMPLES = "the run has no sample files, which store the texts; repeat its command with --log-samples"
-
-
-def stored_texts(run: Run, table: pd.DataFrame) -> dict[DocumentKey, ChoiceText]:
-    """Return the texts of a task's documents, in its rows of the score table, from the run's sample files, if any."""
-    texts: dict[DocumentKey, ChoiceText] = {}
-    for subtask, rows in table[table["choice"] == 0].groupby("subtask", sort=False):
-        choices = dict(zip(rows["doc_id"].tolist(), rows["choices"].tolist(), strict=True))
-        for sample in _samples(run, str(subtask)):
-            # For tasks that measure mutual information, lm-eval appends the choices without their context
-            pairs = list(islice(texts_of_requests(sample["arguments"]), choices.get(sample["doc_id"], 0)))
-            options = [continuation.strip() for _, continuation in pairs]
-            sequences = [_pieces(*pair) for pair in pairs]
-            texts.setdefault((str(subtask), sample["doc_id"]), choice_text(sequences, options))
-    return texts
 
 
 def _stored(run: Run, table: pd.DataFrame) -> tuple[Texts, str]:
@@ -84,7 +56,7 @@ def _stored(run: Run, table: pd.DataFrame) -> tuple[Texts, str]:
 
 
 def task_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-    """Yield the tasks of a finished run; texts and generated answers are in the sample files. See `Benchmark.views`."""
+    """Yield the tasks of a finished run (`FinishedResults.views`); texts and answers are in the sample files."""
     from evalkit.runs.accuracies import available_rules
 
     with_choices = {task for members in run.manifest["groups"].values() for task in members}
@@ -98,7 +70,7 @@ def task_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]
         else:
             # With the first metric that lm-eval computed
             first = next(iter(entry["metrics"]), _NO_METRIC)
-            samples = [sample for sample in _samples(run, task) if sample["filter"] == first["filter"]]
+            samples = [sample for sample in samples_of(run, task) if sample["filter"] == first["filter"]]
             documents = [_answered(task, sample, first["metric"]) for sample in samples]
             problem = "" if documents else NO_SAMPLES
             yield AnswerView(task, first["metric"], documents, problem, first["unit"], first["higher_is_better"])
@@ -115,61 +87,58 @@ def _answered(task: str, sample: Mapping[str, Any], metric: str) -> AnsweredDocu
         references=(str(sample["target"]),),
         answer=" | ".join(answers),
         score=float(score) if isinstance(score, (int, float)) else None,
-        prompt=_pieces(context, *(rest or [""])),
+        prompt=pieces_of(context, *(rest or [""])),
     )
 
 
-def _pieces(context: str, continuation: str) -> tuple[Piece, ...]:
-    both = (Piece("context", context), Piece("continuation", continuation))
-    return tuple(piece for piece in both if piece.text)
-
-
-def _samples(run: Run, task: str) -> Iterator[dict[str, Any]]:
-    pattern = re.compile(rf"lm_eval/samples_{re.escape(task)}_\d{{4}}-[\dT.-]+\.jsonl")
-    for name in filter(pattern.fullmatch, run.files):
-        for line in run.read(name).splitlines():
-            yield parse_json(line)
-
-
 def shown_requests(plan: TaskPlan, count: int, say: Say) -> Iterator[str]:
-    """Yield the tokens of the first requests of each task, as text; see `Benchmark.prompts`."""
-    from evalkit.benchmarks.lm_eval.plan import build_requests, encoding_of
+    """Yield the tokens of the first requests of each task, as text; see `Plan.shown_prompts`."""
+    from evalkit.benchmarks.lm_eval.encoding import encoding_of
+    from evalkit.benchmarks.lm_eval.plan import build_requests
 
-    encoding = encoding_of(plan, tokenizer_alone(plan.checkpoint, say), say)
+    tokenizer = tokenizer_alone(plan.checkpoint, say)
+    facts = Facts(window_of(plan.request.model, plan.checkpoint, tokenizer, say))
+    encoding = encoding_of(Encoder(tokenizer, facts, say))
     for task in plan.tasks.tasks.values():
         lines: list[str] = []
         for requests in group_by_task(build_requests(task, count)).values():
-            for name, counts, context, rest in _fed(requests, encoding, say):
+            for name, counts, context, rest in _fed(requests, encoding, facts, say):
                 text = click.style(printable(context, "\n\t"), fg="cyan")
                 text += click.style(printable(rest, "\n\t"), fg="green")
                 lines += [click.style(printable(name), bold=True), counts, text, ""]
         yield "\n".join(lines)
 
 
-def _fed(requests: Sequence[ModelRequest], encoding: Encoding, say: Say) -> Iterator[tuple[str, str, str, str]]:
+def _fed(
+    requests: Sequence[ModelRequest], encoding: Encoding, facts: Facts, say: Say
+) -> Iterator[tuple[str, str, str, str]]:
     """Yield of requests of one kind: name, numbers of tokens, context, and what is scored or how text is generated."""
-    from evalkit.benchmarks.lm_eval.batches import continuations_of
-    from evalkit.benchmarks.lm_eval.plan import prompts_alone
+    from evalkit.benchmarks.lm_eval.encoding import continuations_of, prompts_of
 
     kind = requests[0].kind
     if kind == GENERATED:
-        for request, prompt in zip(requests, prompts_alone(requests, encoding), strict=True):
+        for request, prompt in zip(requests, prompts_of(requests, encoding, facts), strict=True):
             tokens = prompt.tokens.tolist()
             rest = f"  generated: {request.arguments[1]}"
             yield f"{request.label}, {kind}", f"{len(tokens)} tokens", fed_text(encoding.tokenizer, tokens), rest
         return
     for part in continuations_of(requests, encoding, say):
-        row, tokens = part.row, part.tokens.tolist()
-        window = f", window {row.part}" if row.parts > 1 else ""
-        cut = f", {row.cut} context tokens cut" if row.cut else ""
-        counts = f"{len(tokens)} tokens: context {row.context_tokens}, continuation {row.continuation_tokens}{cut}"
-        context = fed_text(encoding.tokenizer, tokens[: row.context_tokens])
-        rest = fed_text(encoding.tokenizer, tokens[row.context_tokens :])
+        window = f", window {part.window}" if part.windows > 1 else ""
+        cut = f", {part.truncated} context tokens cut" if part.truncated else ""
+        before = len(part.context)
+        after = len(part.tokens)
+        counts = f"{before + after} tokens: context {before}, continuation {after}{cut}"
+        context = fed_text(encoding.tokenizer, part.context)
+        rest = fed_text(encoding.tokenizer, part.tokens)
         yield f"{part.request.label}, {kind}{window}", counts, context, rest
 
 
 def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
-    """Return a report of every metric of every task and group, as lm-eval computed it; see `Benchmark.report`."""
+    """Return a report of every metric of every task and group, as lm-eval computed it; under a rule, of the choices."""
+    if rule not in (None, LM_EVAL):
+        from evalkit.benchmarks.choices_report import choices_report
+
+        return choices_report(run, rule, detail)
     manifest, documents = run.manifest, run.manifest["documents"]
     entries = [*run.stored["tasks"], *run.stored["groups"]]
     members = {group["task"]: group["tasks"] for group in run.stored["groups"]}
@@ -179,17 +148,14 @@ def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     headers = ["task", "filter", "metric", "n", "n-shot", "value", "± SE", "seconds"]
     if shared := len({metric["filter"] for metric in metrics}) < 2:
         rows, headers = [[row[0], *row[2:]] for row in rows], [headers[0], *headers[2:]]
-    notes = ["metrics as lm-eval " + str(manifest["versions"]["lm-eval"]) + " computes them"]
-    if extension := manifest["specification"].get("context_extension"):
-        notes.append(Extension(**extension).describe())
-    if any(metric["higher_is_better"] is False for metric in metrics):
-        notes.append(LOWER_NOTE)
     sources = sorted({source["source"] for source in documents.values()})
-    notes.append("documents: " + "; ".join(sources[:5]) + ("; …" if len(sources) > 5 else ""))
-    notes += run_notes(manifest)
+    lines = [
+        f"metrics as lm-eval {manifest['versions']['lm-eval']} computes them",
+        f"documents: {'; '.join(sources[:5])}" + "; …" * (len(sources) > 5),
+    ]
     return Report(
         (simple_table("lm_eval", headers, rows, texts=2 if shared else 3),),
-        notes=tuple(notes),
+        notes=notes_below(manifest, lines, (metric["higher_is_better"] for metric in metrics)),
         content=run_content(run, documents=documents),
         records=[
             {name: entry[name] for name in ("task", "n", "num_fewshot")}
@@ -212,9 +178,7 @@ def headline(run: Run, rule: str | None = None) -> tuple[Metric | None, str]:
 
 
 def _number(value: Any) -> str:
-    if value is None:
-        return "–"
-    return fixed(value, 4) if isinstance(value, (int, float)) else str(value)
+    return METRICS.value(value) if value is None or isinstance(value, (int, float)) else str(value)
 
 
 def _rows(entry: Mapping[str, Any], marked: bool) -> Iterator[list[str]]:
@@ -226,8 +190,8 @@ def _rows(entry: Mapping[str, Any], marked: bool) -> Iterator[list[str]]:
         "" if seconds is None else fixed(seconds, 1),
     ]
     for metric in entry["metrics"]:
-        name = metric["metric"] + (LOWER_IS_BETTER if metric["higher_is_better"] is False else "")
-        error = "–" if metric["stderr"] is None else f"± {fixed(metric['stderr'], 4)}"
+        name = metric["metric"] + direction_mark(metric["higher_is_better"])
+        error = METRICS.plus_minus(metric["stderr"])
         task, n, shown_shots, shown_seconds = of_task
         yield [task, metric["filter"], name, n, shown_shots, _number(metric["value"]), error, shown_seconds]
         of_task = [""] * 4

@@ -10,24 +10,24 @@ lm_eval/         the same in lm-eval's format
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from evalkit.benchmarks.base import Benchmark, lazy
-from evalkit.benchmarks.multiple_choice.outcomes import outcome_averages, outcome_entries, stored_results, table_metrics
-from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of, load_suite, shipped_suites
-from evalkit.benchmarks.outcomes import Label
+from evalkit.benchmarks.base import Benchmark, ListedSuite, Plan, lazy
+from evalkit.benchmarks.choices import outcome_averages, outcome_entries, stored_results, table_metrics
+from evalkit.benchmarks.results import FinishedResults, of_run
 from evalkit.display import Say
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.inputs.validated import Stored
-from evalkit.runs.folder import SCORES, Run, StoredAverage, StoredTask, StoredValue
-from evalkit.runs.score_table import ScoreRow, outcome_of
+from evalkit.runs.folder import LM_EVAL, SCORES, StoredAverage, StoredTask, StoredValue
+from evalkit.runs.score_table import outcome_of
+from evalkit.suites.suites import Label, dataset_of, label_of, load_suite, shipped_suites
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.lm_eval.plan import TaskPlan
-    from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
     from evalkit.benchmarks.request import SuiteRequest
+    from evalkit.benchmarks.suite_plan import ChoicePlan
     from evalkit.data import HubSplit
-    from evalkit.runs.journal import FinishedRows, Key
+    from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
 
 
@@ -52,55 +52,60 @@ class _ChoiceResults(Stored):
     samples: bool
 
 
+class FinishedChoices(FinishedResults):
+    metrics = of_run("evalkit.benchmarks.choices:stored_metrics")
+    comparable = of_run("evalkit.benchmarks.choices:ComparableChoices")
+    views = of_run("evalkit.benchmarks.multiple_choice.views:choice_views")
+    report = of_run("evalkit.benchmarks.choices_report:choices_report")
+
+    def averages(self, rule: str | None = None) -> list[dict[str, Any]]:
+        if rule is None:
+            return super().averages()
+        if outcome_of(rule) is None:
+            return list(stored_results(self.comparable(), rule)["averages"])
+        return outcome_averages(self.run.manifest, table_metrics(self.run.scores, self.run.manifest, rule))
+
+    def label(self, task: str) -> Label:
+        return label_of(task, self.run.manifest)
+
+    def dataset(self, task: str) -> HubSplit | None:
+        return dataset_of(task)
+
+
 class MultipleChoice(Benchmark):
     """Benchmark of suites of multiple-choice tasks."""
 
     kind = "multiple_choice"
-    row = ScoreRow
-    key = ("subtask", "doc_id", "texts")
+    read = FinishedChoices
     results_form: ClassVar[type[Stored]] = _ChoiceResults
+    only_logits = True
 
     request = lazy("evalkit.benchmarks.request:SuiteRequest")
-    facts = lazy("evalkit.benchmarks.multiple_choice.scoring:ScoringFacts")
-    setup = lazy("evalkit.benchmarks.multiple_choice.scoring:setup_of")
-    computer = lazy("evalkit.benchmarks.multiple_choice.scoring:Scoring")
-    batches = lazy("evalkit.benchmarks.multiple_choice.scoring:batches_of")
-    metrics = lazy("evalkit.benchmarks.multiple_choice.outcomes:stored_metrics")
-    comparable = lazy("evalkit.benchmarks.multiple_choice.outcomes:ComparableChoices")
-    views = lazy("evalkit.benchmarks.multiple_choice.views:choice_views")
-    report = lazy("evalkit.benchmarks.multiple_choice.results_report:choices_report")
-    prompts = lazy("evalkit.benchmarks.multiple_choice.views:shown_prompts")
-    token_counts = lazy("evalkit.benchmarks.multiple_choice.scoring:estimated")
 
-    def plan(self, request: SuiteRequest, say: Say) -> ChoicePlan | TaskPlan:
+    def plan(self, request: SuiteRequest, say: Say) -> Plan:
         """Make the plan of a suite (with `vary`, of `prompt_variants`), or of lm-eval's tasks; see `resolve_suite`."""
-        from evalkit.benchmarks.lm_eval.plan import plan_tasks
-        from evalkit.benchmarks.lm_eval.tasks import with_task_names
-        from evalkit.benchmarks.multiple_choice.plan import plan_suite, resolve_suite
+        from evalkit.benchmarks.registry import benchmark
+        from evalkit.benchmarks.suite_plan import plan_suite, resolve_suite
+        from evalkit.suites.lm_eval_tasks import matching_tasks
 
         if request.vary and request.log_samples:
             raise UsageError("--log-samples writes lm-eval's files, which have one prompt; leave it out, or --vary")
-        request = with_task_names(request, say)
+        request = replace(request, tasks=matching_tasks(request.tasks, request.suite, request.include_path, say))
         suite = resolve_suite(request, say)
-        return plan_tasks(request, say) if suite is None else plan_suite(request, suite, say)
-
-    def shared_rows(self, plan: ChoicePlan) -> list[tuple[int, set[Key]]]:
-        return [(part.step, set(map(part.key_of, part.questions))) for part in plan.steps]
-
-    def is_missing(self, plan: ChoicePlan, finished: FinishedRows) -> bool:
-        return any(part.is_missing(finished) for part in plan.parts)
+        if suite is None:
+            return benchmark(LM_EVAL).plan(request, say)
+        return plan_suite(request, suite, say)
 
     def finish(self, plan: ChoicePlan, finished: FinishedRows, writer: RunWriter) -> None:
         import pandas as pd
 
-        from evalkit.benchmarks.lm_eval.log_format import write_lm_eval
+        from evalkit.benchmarks.lm_eval_files import write_lm_eval
         from evalkit.benchmarks.multiple_choice.lm_eval_form import evaluated
         from evalkit.runs.accuracies import summarise_all
 
         scores = pd.concat([part.scores(finished) for part in plan.parts], ignore_index=True)
         writer.save_table(SCORES, scores)
-        if plan.caveats:
-            writer.save_manifest(caveats=plan.caveats)
+        writer.save_caveats(plan.caveats)
         manifest = writer.manifest
         seconds = dict.fromkeys(plan.suite.tasks, 0.0) | finished.seconds
         by_rule = summarise_all(scores, manifest)
@@ -131,22 +136,6 @@ class MultipleChoice(Benchmark):
         except EvalkitError:  # an unknown rule
             return names
 
-    def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
-        if rule is None:
-            return super().stored_averages(run)
-        if outcome_of(rule) is None:
-            return list(stored_results(self.comparable(run), rule)["averages"])
-        return outcome_averages(run.manifest, table_metrics(run.scores, run.manifest, rule))
-
-    def suites(self) -> dict[str, str]:
-        return {suite.name: suite.description for suite in shipped_suites().values()}
-
-    def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        suites = shipped_suites().values()
-        return {suite.name: {**suite.groups, "Average": suite.tasks} for suite in suites}
-
-    def label(self, run: Run, task: str) -> Label:
-        return label_of(task, run.manifest)
-
-    def dataset(self, run: Run, task: str) -> HubSplit | None:
-        return dataset_of(task)
+    def suites(self) -> dict[str, ListedSuite]:
+        suites = shipped_suites().items()
+        return {name: ListedSuite(suite.description, suite.averages) for name, suite in suites}

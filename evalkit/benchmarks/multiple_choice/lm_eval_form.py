@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from evalkit.benchmarks.lm_eval.log_format import Evaluated
-from evalkit.benchmarks.multiple_choice.questions import by_subtask
+from evalkit.benchmarks.lm_eval_files import Evaluated
 from evalkit.data.requests import is_macro
 from evalkit.runs.accuracies import Results, available_rules
 from evalkit.runs.rules import decide, find_rule
 from evalkit.stats.estimates import error_of_average, error_of_share, pooled_error
+from evalkit.suites.questions import by_subtask
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.multiple_choice.questions import LeafTask, Question
+    from evalkit.suites.questions import LeafTask, Question
 
 
 def evaluated(

@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from evalkit.benchmarks.document_views import (
     CUT,
     AnsweredDocument,
@@ -23,34 +21,29 @@ from evalkit.benchmarks.document_views import (
     ChoiceText,
     ChoiceView,
     DocumentKey,
-    Piece,
     TaskView,
     Texts,
     choice_text,
     common_prefix,
 )
-from evalkit.benchmarks.lm_eval.views import NO_SAMPLES, stored_texts
-from evalkit.benchmarks.multiple_choice.suites import pinned_tasks, suite_of, with_fewshot
-from evalkit.benchmarks.multiple_choice.templates import stored_template
-from evalkit.benchmarks.request import remembered
+from evalkit.benchmarks.lm_eval_files import NO_SAMPLES, stored_texts
+from evalkit.cache import remembered
 from evalkit.data import Library
 from evalkit.data.requests import request_tasks
-from evalkit.data.sampling import FirstDocuments, selection_of
+from evalkit.data.sampling import selection_of
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, EvalkitError
-from evalkit.escape import printable
 from evalkit.reporting.decimals import fixed
-from evalkit.reporting.terminal import COLOURS
 from evalkit.runs.accuracies import available_rules, with_choices
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import single_answers
+from evalkit.suites.suites import pinned_tasks, suite_of, with_fewshot
+from evalkit.suites.templates import Piece, stored_template
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
-    from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion
-    from evalkit.benchmarks.multiple_choice.questions import Question
+    from evalkit.suites.questions import Question
 
 _WITHOUT_TEMPLATE = "the texts are those of lm-eval's sample files, without the template's own texts"
 _WITHOUT_MARKERS = "the markers of the tokenizer's chat template are left out"
@@ -59,46 +52,8 @@ _REQUESTS = "requests "
 """Beginning of the source of a user's own requests."""
 
 
-def shown_prompts(plan: ChoicePlan, count: int, say: Say) -> Iterator[str]:
-    """Yield the first questions of each task under every prompt; arguments and errors as of `Benchmark.prompts`."""
-    from evalkit.benchmarks.multiple_choice.prompts import Prompter
-    from evalkit.benchmarks.prompt_variants.prompt_sets import order_name, orders_of, under_order
-    from evalkit.benchmarks.session import ModelHolder
-
-    loaded = ModelHolder().model_of(plan, say)
-    by_task = plan.selected(FirstDocuments(count))
-    for prompt, template in plan.prompts.templates.items():
-        prompter = Prompter(template, loaded.tokenizer, loaded.window, say)
-        for task, questions in by_task.items():
-            prompts = [(prompt, questions)]
-            if template is plan.template:
-                for order in orders_of(questions, plan.prompts.choice_orders)[1:]:
-                    prompts.append((order_name(order), [under_order(question, order) for question in questions]))
-            for name, members in prompts:
-                heading = click.style(f"prompt {name}", bold=True) + "\n" if name else ""
-                for encoded in prompter.encode(members, plan.unconditional(task)):
-                    yield heading + _prompt_text(encoded, loaded.tokenizer)
-
-
-def _prompt_text(encoded: EncodedQuestion, tokenizer: Any) -> str:
-    from evalkit.models.loading.tokenizer import fed_text
-
-    question = encoded.question
-    lines = [click.style(printable(f"{question.label}, gold answer {question.gold}"), bold=True)]
-    for choice, sequence in enumerate(encoded.sequences):
-        text, counts = "", []
-        for segment, start, end in sequence.spans():
-            fed = printable(fed_text(tokenizer, sequence.tokens[start:end].tolist()), "\n\t")
-            text += click.style(fed, fg=COLOURS[segment])
-            counts.append(click.style(f"{segment} {end - start}", fg=COLOURS[segment]))
-        cut = f", {sequence.truncated} context tokens cut" if sequence.truncated else ""
-        mark = "*" if choice == question.gold else " "
-        lines += [f"[{choice}]{mark} {len(sequence.tokens)} tokens: {', '.join(counts)}{cut}", text, ""]
-    return "\n".join(lines)
-
-
 def choice_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-    """Yield the tasks of a finished run. Arguments and errors: see `Benchmark.views`.
+    """Yield the tasks of a finished run. Arguments and errors: see `FinishedResults.views`.
 
     Documents with one gold answer have no decisions: their score is the gold answer's log-likelihood.
     """
@@ -201,7 +156,7 @@ class _RenderedTexts(Mapping[DocumentKey, ChoiceText]):
 
 def _questions(run: Run, task: str, say: Say) -> list[Question]:
     """Return the questions of a pinned task as the run had them, from a local source; nothing is downloaded."""
-    from evalkit.benchmarks.multiple_choice.question_loading import pinned_questions
+    from evalkit.suites.question_loading import pinned_questions
 
     specification = run.manifest["specification"]
     control, selection = specification.get("control"), selection_of(specification)
@@ -240,8 +195,8 @@ def _questions(run: Run, task: str, say: Say) -> list[Question]:
 
 def _requested(run: Run, task: str, source: str, say: Say) -> list[Question]:
     """Return the questions of a task of requests as the run had them; nothing is downloaded."""
-    from evalkit.benchmarks.multiple_choice.question_loading import pinned_questions
-    from evalkit.benchmarks.multiple_choice.requests import are_here, load_requests
+    from evalkit.suites.question_loading import pinned_questions
+    from evalkit.suites.request_files import are_here, load_requests
 
     specification, is_own = run.manifest["specification"], source.startswith(_REQUESTS)
     files = {task: Path(source.removeprefix(_REQUESTS))} if is_own else {}

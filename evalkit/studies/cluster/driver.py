@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
-from evalkit.benchmarks.registry import benchmark
-from evalkit.benchmarks.request import remembering
 from evalkit.benchmarks.session import finished
+from evalkit.cache import remembering
 from evalkit.display import Progress
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.escape import counted
@@ -270,7 +269,7 @@ class Driver:
         if content.key != flight.batch.key:
             raise AssertionError(f"an answer for batch {content.key} came for {flight}")
         try:
-            rows = from_bytes(content.rows, benchmark(job.kind).row)
+            rows = from_bytes(content.rows, flight.batch.row)
         except ValueError as error:
             self._progress.say(f"{flight} of {job.label} was damaged on the way ({error}); it is computed again")
             self._put_back(job, flight, f"{flight}: {worker} returned damaged rows: {error}")

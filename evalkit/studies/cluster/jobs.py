@@ -17,13 +17,13 @@ from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
-from evalkit.benchmarks.base import Batch, BatchKey
 from evalkit.benchmarks.registry import benchmark
-from evalkit.benchmarks.request import remembered
 from evalkit.benchmarks.session import OpenRun, loading_key, opened
+from evalkit.cache import remembered
 from evalkit.display import Progress
 from evalkit.errors import EvalkitError, RunInUseError
 from evalkit.escape import counted
+from evalkit.requests.batches import Batch, BatchKey
 from evalkit.runs.columns import Rows
 from evalkit.studies.cluster.worker import ComputedBatch, PreparedRun, Recipe, packed, portable
 from evalkit.studies.running import Job, Outcome, why_failed
@@ -278,8 +278,9 @@ class JobQueue:
             if (ship := self._ship) is not None and plan.checkpoint.kind != "hub":
                 # Runs of one checkpoint follow each other
                 job.shipped = remembered("shipped", job.model, lambda: ship(packed(plan.checkpoint)), most=1)
-            model, setup = portable(plan.request.model, plan.checkpoint), benchmark(job.kind).setup(plan)
-            job.recipe = Recipe(job.kind, job.model, model, plan.manifest["specification"], setup, run.budget())
+            model = portable(plan.request.model, plan.checkpoint)
+            candidates = benchmark(job.kind).computation.candidates(plan)
+            job.recipe = Recipe(job.kind, job.model, model, plan.manifest["specification"], candidates, run.budget())
             prepared = yield []
             planned = run.batches(run.start(prepared), prepared.tokenizer)
             job.total, job.done, job.stop = planned.total, planned.done, planned.stop

@@ -21,7 +21,6 @@ from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 from evalkit import __version__
-from evalkit.benchmarks.base import Batch, BatchKey, Benchmark, Budget, Computer
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.session import Prepared, load_checked
 from evalkit.errors import CheckpointError, EvalkitError, OutOfMemoryError
@@ -30,6 +29,7 @@ from evalkit.models.loading.fingerprint import check_identity
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import ModelSpec
 from evalkit.paths import temporary_folder
+from evalkit.requests.batches import Batch, BatchKey, Budget, Computer
 from evalkit.runs.traits import BatchDevice
 from evalkit.studies.running import why_failed
 
@@ -58,7 +58,7 @@ class Recipe:
     """Name of the loaded model among those of the driver; runs with the same name share it."""
     model: ModelSpec
     specification: dict[str, Any]
-    setup: Any
+    candidates: Any
     budget: Budget
 
 
@@ -165,7 +165,7 @@ class BatchWorker:
         self._threads, self._memory_share = threads, memory_share
         self._checkpoint = ""
         self._loaded: Any = None
-        self._computers: dict[str, tuple[Benchmark, Computer]] = {}
+        self._computers: dict[str, Computer] = {}
         self._said: list[str] = []
         self._using_model = Lock()
 
@@ -207,9 +207,9 @@ class BatchWorker:
             self._checkpoint = recipe.checkpoint
         else:
             check_identity(recipe.model.model, recipe.specification, self._loaded)
-        kind = benchmark(recipe.kind)
-        computer = kind.computer(recipe.setup, self._loaded, recipe.budget, say)
-        self._computers[job] = kind, computer
+        computation = benchmark(recipe.kind).computation
+        computer = computation.computer(recipe.candidates, self._loaded, recipe.budget, say)
+        self._computers[job] = computer
         prepared = Prepared(computer.facts, computer.about, computer.place(), self._loaded.tokenizer)
         return PreparedRun(prepared, time.perf_counter() - started)
 
@@ -217,12 +217,12 @@ class BatchWorker:
         from evalkit.models.memory import whole_batches
         from evalkit.runs.columns import record_batch, to_bytes
 
-        kind, computer = self._computers[job]
+        computer = self._computers[job]
         started = time.perf_counter()
         with nullcontext() if split else whole_batches():
             rows = computer.compute(batch)
         seconds = time.perf_counter() - started
-        return ComputedBatch(batch.key, to_bytes(record_batch(rows, kind.row)), seconds, computer.place(batch))
+        return ComputedBatch(batch.key, to_bytes(record_batch(rows, batch.row)), seconds, computer.place(batch))
 
     def _answer(self, work: Callable[[], Any]) -> Answer:
         try:

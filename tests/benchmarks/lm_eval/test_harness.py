@@ -11,6 +11,7 @@ from typing import Any
 import lm_eval
 import pytest
 import torch
+from evalkit.benchmarks.lm_eval.batches import NEW_TOKENS, Continuation, continuations_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
@@ -20,7 +21,6 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import evalkit
-from evalkit.benchmarks.lm_eval.batches import NEW_TOKENS, Continuation, continuations_of
 from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.lm_eval.requests import requests_of
 from evalkit.display import Say

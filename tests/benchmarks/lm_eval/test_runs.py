@@ -18,7 +18,7 @@ from lm_eval.tasks import TaskManager
 
 from evalkit.benchmarks.document_views import AnswerView, ChoiceView
 from evalkit.benchmarks.lm_eval.requests import RequestRow
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.benchmarks.run import evaluate, planned
 from evalkit.cli import main
 from evalkit.comparison.comparison import compare_pairing
@@ -159,6 +159,22 @@ def test_evalkits_own_tasks_keep_their_documents(checkpoint: Path, documents: Pa
     assert merged["ll_continuation"].to_numpy() == pytest.approx(merged["ll_continuation_suite"].to_numpy(), rel=1e-4)
 
 
+def test_the_same_command_prints_several_finished_runs_again(
+    tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plan's rule is of choices, which these tasks do not have."""
+    models = [str(tiny_checkpoint(tmp_path / name, seed=seed)) for seed, name in enumerate("ab")]
+    options = {"--include-path": tasks, "--tasks": "made_texts", "--output": tmp_path / "runs", "--device": "cpu"}
+    command = ["run", *models, *(str(part) for option in options.items() for part in option)]
+    printed = []
+    for _ in range(2):
+        with pytest.raises(SystemExit) as left:
+            main(command)
+        assert not left.value.code
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] and "made_texts" in printed[0]
+
+
 def test_mutual_information_fills_the_unconditional_column(run: Evaluate, tmp_path: Path) -> None:
     metrics = [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_mutual_info")]
     documents = [{"question": "Why?", "choices": ["The river rose.", "Rice"], "gold": n % 2} for n in range(4)]
@@ -232,8 +248,8 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
     assert len({text for _, _, text in expected}) > 5
     append = Journal.append
 
-    def interrupt(journal: Journal, entry: Any, rows: Any, packed: Any = None) -> None:
-        append(journal, entry, rows)
+    def interrupt(journal: Journal, entry: Any, *rows: Any) -> None:
+        append(journal, entry, *rows)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as during:
@@ -251,7 +267,7 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
 
 
 def test_documents_are_read_as_people_read_them(whole: Run, tasks: Path) -> None:
-    views = {view.task: view for view in benchmark_of(whole).views(whole, (), silent)}
+    views = {view.task: view for view in results_of(whole).views((), silent)}
     assert list(views) == [task["task"] for task in whole.stored["tasks"]]
     choices, answers = views["made_choice"], views["made_answers"]
     assert isinstance(choices, ChoiceView) and choices.problem == ""

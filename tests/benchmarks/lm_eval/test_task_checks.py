@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.benchmarks.run import evaluate, planned
 from evalkit.cli import main
 from evalkit.errors import DataError
@@ -52,7 +52,7 @@ def run(model: Path, tmp_path: Path) -> Evaluate:
 
 def shown(run: Run) -> list[str]:
     """Return the lines that are printed of a finished run."""
-    return printed(benchmark_of(run).report(run)).splitlines()
+    return printed(results_of(run).report()).splitlines()
 
 
 def caveats_of(run: Run) -> list[str]:

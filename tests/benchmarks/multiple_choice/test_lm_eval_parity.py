@@ -10,13 +10,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, load_suite
 from evalkit.data import Library
 from evalkit.models.loading.load import load
 from evalkit.models.loading.locate import locate
 from evalkit.paths import resource
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import decide, find_rule
+from evalkit.suites.suites import TASK_DIR, load_suite
 from tests.benchmarks.multiple_choice.made import run_of
 
 KEY = ["subtask", "doc_id"]

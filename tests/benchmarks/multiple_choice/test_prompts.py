@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from evalkit.benchmarks.multiple_choice.prompts import (
+from evalkit.errors import ScoringError, TemplateError
+from evalkit.suites.prompts import (
     CONTEXT,
     CONTINUATION,
     END,
@@ -21,9 +22,8 @@ from evalkit.benchmarks.multiple_choice.prompts import (
     Prompter,
     TokenSequence,
 )
-from evalkit.benchmarks.multiple_choice.questions import Question
-from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Template, load_template, template_names
-from evalkit.errors import ScoringError, TemplateError
+from evalkit.suites.questions import Question
+from evalkit.suites.templates import SEGMENTS, Part, Template, load_template, template_names
 from tests.questions import question, token_bytes
 from tests.tiny import tiny_tokenizer
 

@@ -24,10 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import evalkit
 from evalkit import Comparison
 from evalkit.benchmarks.document_views import AnswerView, ChoiceView
-from evalkit.benchmarks.multiple_choice.questions import Question
-from evalkit.benchmarks.multiple_choice.requests import load_requests
-from evalkit.benchmarks.multiple_choice.suites import load_suite, suite_of
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.benchmarks.run import planned
 from evalkit.data import SUBJECTS, Library
 from evalkit.data.requests import are_cached, request_tasks, wheel_files
@@ -37,6 +34,9 @@ from evalkit.runs.accuracies import document_outcomes
 from evalkit.runs.folder import Run, load_run
 from evalkit.runs.journal import Journal
 from evalkit.runs.score_table import OUTCOMES
+from evalkit.suites.questions import Question
+from evalkit.suites.request_files import load_requests
+from evalkit.suites.suites import load_suite, suite_of
 from tests.benchmarks.kinds import Lines
 from tests.benchmarks.multiple_choice import request_files
 from tests.benchmarks.multiple_choice.made import run_of
@@ -445,8 +445,8 @@ def test_a_changed_file_is_another_run_and_a_killed_run_resumes(
     whole = run_of(checkpoint, tmp_path / "whole", **options)
     append, written = Journal.append, []
 
-    def interrupt(journal: Journal, entry: Any, rows: Any, packed: Any = None) -> Any:
-        stored = append(journal, entry, rows)
+    def interrupt(journal: Journal, entry: Any, *rows: Any) -> Any:
+        stored = append(journal, entry, *rows)
         written.append((entry.task, entry.batch))
         if len(written) == 1:
             raise KeyboardInterrupt
@@ -583,7 +583,7 @@ def test_a_control_shares_no_table_with_other_runs(checkpoint: Path, own: Path, 
 
 
 def views(run: Run) -> dict[str, ChoiceView | AnswerView]:
-    return {view.task: view for view in benchmark_of(run).views(run, (), silent)}
+    return {view.task: view for view in results_of(run).views((), silent)}
 
 
 def shown(own: Path, run: Run) -> Iterator[tuple[str, int, str, tuple[str, ...]]]:

@@ -17,11 +17,7 @@ import yaml
 from transformers import AutoTokenizer
 
 from evalkit.benchmarks.document_views import ChoiceView
-from evalkit.benchmarks.multiple_choice.prompts import Prompter
-from evalkit.benchmarks.multiple_choice.question_loading import load_questions
-from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, shipped_suites, with_fewshot
-from evalkit.benchmarks.multiple_choice.templates import load_template
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import results_of
 from evalkit.benchmarks.run import planned
 from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
@@ -31,6 +27,10 @@ from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run, load_run
 from evalkit.runs.journal import Journal
 from evalkit.runs.rules import RULES
+from evalkit.suites.prompts import Prompter
+from evalkit.suites.question_loading import load_questions
+from evalkit.suites.suites import choose_tasks, load_suite, shipped_suites, with_fewshot
+from evalkit.suites.templates import load_template
 from tests.benchmarks.kinds import Lines
 from tests.benchmarks.lm_eval.made import made_tasks
 from tests.benchmarks.multiple_choice.made import ALONE, made_files, run_of, write_suite
@@ -101,8 +101,8 @@ def test_a_run_killed_after_running_out_of_memory_resumes(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return score(own, tree, trunk)
 
-    def interrupt(journal: Journal, entry: Any, rows: Any, packed: Any = None) -> Any:
-        stored = append(journal, entry, rows)
+    def interrupt(journal: Journal, entry: Any, *rows: Any) -> Any:
+        stored = append(journal, entry, *rows)
         written.append((entry.task, entry.batch))
         if len(written) == 2:
             raise KeyboardInterrupt
@@ -273,7 +273,7 @@ TASKS = ("winogrande", "arc_easy")
 
 
 def views(run: Run, *tasks: str) -> dict[str, ChoiceView]:
-    shown = benchmark_of(run).views(run, tasks, silent)
+    shown = results_of(run).views(tasks, silent)
     return {view.task: view for view in shown if isinstance(view, ChoiceView)}
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import lm_eval
 import pytest
 
-from evalkit.benchmarks.multiple_choice import question_loading as tasks
-from evalkit.benchmarks.multiple_choice.question_loading import load_questions, pinned_questions
-from evalkit.benchmarks.multiple_choice.questions import Question
-from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, with_fewshot
 from evalkit.data import Library
 from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSample, FirstDocuments
 from evalkit.data.schema import SUBJECTS
 from evalkit.errors import DataError
+from evalkit.suites import question_loading as tasks
+from evalkit.suites.question_loading import load_questions, pinned_questions
+from evalkit.suites.questions import Question
+from evalkit.suites.suites import Suite, choose_tasks, load_suite, with_fewshot
 from tests.data.samples import sample, write
 from tests.documents import COUNTS
 from tests.marks import fast

@@ -17,18 +17,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import evalkit
-from evalkit.benchmarks.multiple_choice.questions import Question
-from evalkit.benchmarks.multiple_choice.templates import Part, load_template
-from evalkit.benchmarks.prompt_variants import PROMPT
-from evalkit.benchmarks.prompt_variants.prompt_sets import in_orders, load_prompts, order_name, orders_of, under_order
-from evalkit.benchmarks.prompt_variants.results import PromptTables, expected_deviation, prompt_tables, varied_results
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.multiple_choice.varied_results import (
+    PromptTables,
+    expected_deviation,
+    prompt_tables,
+    varied_results,
+)
+from evalkit.benchmarks.registry import results_of
 from evalkit.errors import DataError, RunError, TemplateError, UsageError
 from evalkit.runs.accuracies import document_outcomes
 from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.rules import decide, find_rule
-from evalkit.runs.score_table import OUTCOMES
+from evalkit.runs.score_table import OUTCOMES, PROMPT
 from evalkit.runs.traits import traits
+from evalkit.suites.prompt_sets import in_orders, load_prompts, order_name, orders_of, under_order
+from evalkit.suites.questions import Question
+from evalkit.suites.templates import Part, load_template
 from tests.benchmarks.kinds import Lines
 from tests.comparison.made import scores_of
 from tests.questions import question
@@ -231,12 +235,12 @@ def test_accuracies_spread_and_mean(varied: Run) -> None:
         assert stored["value"] == pytest.approx(right.mean())
         assert stored["stderr"] == pytest.approx(right.mean(axis=0).std(ddof=1) / n**0.5)
         assert stored["spread"] == pytest.approx(right.mean(axis=1).std(ddof=1))
-        metrics = [metric for metric in benchmark_of(varied).metrics(varied) if metric.task == task]
+        metrics = [metric for metric in results_of(varied).metrics() if metric.task == task]
         assert metrics[0].value == stored["value"] and len(metrics) == len(prompts) + 1
 
 
 def test_continuous_outcomes_are_means_over_prompts(varied: Run) -> None:
-    name, comparable, outcomes = "bits_per_byte", benchmark_of(varied).comparable(varied), {}
+    name, comparable, outcomes = "bits_per_byte", results_of(varied).comparable(), {}
     for prompt, rows in prompt_tables(varied).by_prompt.items():
         first = rows[rows["choice"] == 0].set_index(KEY)
         outcomes[prompt] = pd.Series(document_outcomes(rows, OUTCOMES[name], find_rule("ppl")), first.index)
@@ -244,7 +248,7 @@ def test_continuous_outcomes_are_means_over_prompts(varied: Run) -> None:
     assert comparable.by_rule(name) == pytest.approx(values.mean(axis=1).to_numpy())
     under = values["order-DABC"].fillna(values["inst"]).to_numpy()
     assert comparable.by_rule(f"{name}@order-DABC") == pytest.approx(under)
-    by_task = {metric.task: metric.value for metric in benchmark_of(varied).metrics(varied, name)}
+    by_task = {metric.task: metric.value for metric in results_of(varied).metrics(name)}
     assert by_task == pytest.approx(values.mean(axis=1).groupby(level="task").mean().to_dict())
     assert comparable.measure(name).higher_is_better is False
 
@@ -258,8 +262,8 @@ def test_other_prompts_are_another_run_and_another_trait(varied: Run, run_of: Ev
     with pytest.raises(UsageError, match="--log-samples"):
         run_of(tasks=("piqa",), vary="template", log_samples=True)
     copied = evalkit.load_run(shutil.copytree(varied.folder, tmp_path / varied.folder.name))
-    shutil.copy(copied.folder / SCORES, copied.folder / "prompts.parquet")
-    with pytest.raises(RunError, match=r"prompts.parquet"):
+    shutil.copy(ordinary.folder / SCORES, copied.folder / SCORES)
+    with pytest.raises(RunError, match=SCORES):
         prompt_tables(copied)
 
 

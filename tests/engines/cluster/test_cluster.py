@@ -26,7 +26,6 @@ from evalkit.studies.cluster.resources import ClusterOptions
 from evalkit.studies.running import Job
 from tests.benchmarks.kinds import made, plan
 from tests.benchmarks.kinds import same as same_run
-from tests.benchmarks.longbench.made import record, write
 from tests.documents import made_up
 from tests.engines.cluster.conftest import (
     Nodes,
@@ -40,6 +39,7 @@ from tests.engines.cluster.conftest import (
     states,
     workers,
 )
+from tests.longcontext.longbench.made import record, write
 from tests.tiny import tiny_checkpoint
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]

@@ -1,0 +1,1 @@
+"""Long contexts: LongBench, RULER and the needle test, and perplexity by position."""
