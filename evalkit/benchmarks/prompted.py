@@ -218,12 +218,14 @@ class AnswersBenchmark(generated.GeneratedBenchmark):
         if not low <= score <= high:  # NaN is not
             expected = f"{low:g} to {high:g}" if metric.bounds else "a finite number"
             raise ScoringError(f"{task} document {answer.document}: {metric.name} scores {score}; expected {expected}")
+        columns = answer_columns(answer)
+        text = columns.pop("text")
         return {
             "task": task,
             "prompt": asked.prompt,
             "references": json.dumps(asked.references, ensure_ascii=False),
-            **answer_columns(answer),
-            "answer": answer.text,
+            **columns,
+            "answer": text,
             "score": score,
             "source": asked.source or f"document {answer.document}",
         }

@@ -15,7 +15,7 @@ from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.run import evaluate, planned
 from evalkit.benchmarks.session import run_plan
 from evalkit.cache import remembered, remembering
-from evalkit.errors import ScoringError
+from evalkit.errors import ScoringError, UsageError
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
 from tests.benchmarks.kinds import Lines
@@ -43,7 +43,8 @@ class Words(PromptedBenchmark):
 def made(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(kind: type[PromptedBenchmark] = Words, **options: Any) -> Run:
         own = kind()
-        monkeypatch.setattr("evalkit.benchmarks.session.benchmark", lambda _: own)
+        for room in ("session", "registry"):
+            monkeypatch.setattr(f"evalkit.benchmarks.{room}.benchmark", lambda _: own)
         request = request_of(own.request, checkpoint, {"output": tmp_path, **options})
         return run_plan(own.plan(request, silent), Lines())
 
@@ -69,17 +70,17 @@ def test_results_are_the_means_of_the_answers_scores(made: Any) -> None:
 
 def test_an_answer_ends_before_what_ends_it(made: Any) -> None:
     class Vowels(Words):
-        until = ("e", "a", "o")
+        until = ("\n", "e", "a", "o")
 
     class Rescored(Words):
         version = 2
 
     vowels = made(Vowels)
-    assert len({made().folder, made(limit=1).folder, made(Rescored).folder, vowels.folder}) == 4
-    answers = vowels.table(ANSWERS, ())
-    assert answers["text"].str.contains("[eao]").any()
-    assert not answers["answer"].str.contains("[eao]").any()
-    assert all(text.startswith(answer) for text, answer in zip(answers["text"], answers["answer"], strict=True))
+    lines = made()
+    assert len({lines.folder, made(limit=1).folder, made(Rescored).folder, vowels.folder}) == 4
+    whole = lines.table(ANSWERS, ())["answer"]
+    assert whole.str.contains("[eao]").any()
+    assert vowels.table(ANSWERS, ())["answer"].tolist() == whole.str.split("[eao]").str[0].tolist()
 
 
 def test_invalid_documents_and_scores(made: Any) -> None:
@@ -89,6 +90,13 @@ def test_invalid_documents_and_scores(made: Any) -> None:
 
     with pytest.raises(ScoringError, match="bridge document 0"):
         made(Percent)
+
+    class OneReference(Words):
+        def score(self, answer: str, reference: str) -> float:  # type: ignore[override]
+            return float(answer == reference)
+
+    with pytest.raises(UsageError, match=r"score\(answer, references\)"):
+        made(OneReference)
 
 
 def test_one_prompt_for_all_documents_is_noted(made: Any) -> None:
