@@ -19,8 +19,8 @@ from evalkit.benchmarks.session import run_plan
 from evalkit.display import Progress
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run, load_run
-from tests.longcontext.longbench.made import official_prompt
 from tests.cli.conftest import Command, complains
+from tests.longcontext.longbench.made import official_prompt
 from tests.tiny import TRAINING_TEXT, tiny_checkpoint
 
 WINDOW = 256
