@@ -36,7 +36,7 @@ def measure(arguments: argparse.Namespace) -> None:
     import torch
 
     from evalkit.attention.documents import AttentionRequest, batches_of, plan_attention
-    from evalkit.attention.groups import GROUPS, RANK
+    from evalkit.attention.groups import GROUPS, RANK, AttentionRow
     from evalkit.attention.measures import Analysis
     from evalkit.benchmarks.request import request_of
     from evalkit.benchmarks.session import ModelHolder
@@ -66,7 +66,7 @@ def measure(arguments: argparse.Namespace) -> None:
             for name in ways:
                 started = time.perf_counter()
                 if name in computers:
-                    computers[name].compute(Batch("", 0, (one,), 1.0, 1))
+                    computers[name].compute(Batch("", 0, (one,), AttentionRow, 1.0, 1))
                 else:
                     ids = torch.tensor(one.tokens[None].astype(np.int64)).to(loaded.device)
                     loaded.model.base_model(input_ids=ids, use_cache=False)

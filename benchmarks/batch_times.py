@@ -28,8 +28,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="folder of a finished run, with its journal")
     run = load_run(parser.parse_args().run)
-    kind = benchmark(run.manifest["kind"])
-    entries = FinishedRows(Journal(run.folder / JOURNAL, run.manifest["id"], kind.row, print), kind.key).entries
+    computation = benchmark(run.manifest["kind"]).computation
+    journal = Journal(run.folder / JOURNAL, run.manifest["id"], computation.rows, print)
+    entries = FinishedRows(journal, computation.key).entries
     by_task: dict[str, list[float]] = {}
     for entry in entries:
         by_task.setdefault(entry.task, []).append(entry.seconds)

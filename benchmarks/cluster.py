@@ -91,6 +91,7 @@ def measure(arguments: argparse.Namespace) -> float:
         return time.perf_counter() - started
     from evalkit.studies.cluster.connection import connected
     from evalkit.studies.cluster.driver import Driver
+    from evalkit.studies.cluster.jobs import JobQueue
     from evalkit.studies.cluster.resources import ClusterOptions
     from evalkit.studies.cluster.workers import WorkerPool
 
@@ -99,7 +100,7 @@ def measure(arguments: argparse.Namespace) -> float:
     with connected(None) as ray:
         pool = WorkerPool(ray, options_of_workers, arguments.device, progress.say)
         started = time.perf_counter()
-        [outcome] = Driver(pool, [Job("run", plan)], progress).run()
+        [outcome] = Driver(pool, JobQueue([Job("run", plan)], progress)).run()
         assert outcome.state == "finished", outcome.message
         return time.perf_counter() - started
 

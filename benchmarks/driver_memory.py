@@ -48,12 +48,12 @@ def options(root: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def make(root: Path, arguments: argparse.Namespace) -> None:
     """Make the checkpoints and their journals."""
-    from evalkit.benchmarks.multiple_choice.scoring import ScoringFacts
-
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import Prepared, opened
     from evalkit.cache import remembering
     from evalkit.models.loading.spec import model_spec
+    from evalkit.requests.requests import Facts
+    from evalkit.requests.rows import ScoredRow
     from evalkit.runs.journal import Entry
     from evalkit.runs.traits import place_of
 
@@ -65,24 +65,35 @@ def make(root: Path, arguments: argparse.Namespace) -> None:
         for number in range(arguments.checkpoints):
             write_checkpoint(root / f"model{number}", number, tokenizer)
             plan: Any = planned(root / f"model{number}", options(root, arguments), lambda _: None)
-            facts = ScoringFacts(2048, 2048, True)
+            facts = Facts(2048, 2048, True)
             with opened(plan, print) as run:
                 run.start(Prepared(facts, {"token_budget": 2048}, place, None))
                 for task, questions in plan.questions.items():
                     for start in range(0, len(questions) - _LEFT, _BATCH):
                         part = questions[start : min(start + _BATCH, len(questions) - _LEFT)]
                         rows = [random_row(one, choice, rng) for one in part for choice in range(len(one.choices))]
-                        run.finished.append(Entry(task, start // _BATCH, 1.0, place), rows)
+                        run.finished.append(Entry(task, start // _BATCH, 1.0, place), rows, ScoredRow)
             print(f"journal {number + 1} of {arguments.checkpoints}", flush=True)
 
 
 def random_row(question: Any, choice: int, rng: np.random.Generator) -> Any:
-    """Return a row of the score table with random log-likelihoods."""
-    from evalkit.runs.score_table import ScoreRow
+    """Return a row of a choice with random log-likelihoods of its five segments."""
+    from evalkit.requests.rows import ScoredRow
 
-    about = (question.task, question.subtask, question.doc_id, choice, len(question.choices), question.gold)
-    size = len(question.choices[choice])
-    return ScoreRow._make((*about, *(-rng.random(5) * 50).tolist(), 3, 9, 40, 5, 1, None, size, size, 0, 0))
+    return ScoredRow(
+        document=question.identity,
+        choice=choice,
+        part=0,
+        parts=1,
+        texts=question.texts_digest,
+        segments=[0, 1, 2, 3, 4],
+        tokens=[3, 9, 40, 5, 1],
+        bytes=[],
+        likelihoods=(-rng.random(5) * 50).tolist(),
+        greedy=None,
+        truncated=0,
+        straddles=0,
+    )
 
 
 def write_checkpoint(folder: Path, seed: int, tokenizer: Any) -> None:

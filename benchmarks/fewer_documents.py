@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from evalkit.benchmarks.registry import results_of
 from evalkit.comparison.comparison import p_value
 from evalkit.comparison.line import by_task, efficiency
 from evalkit.comparison.naming import find_run
@@ -23,7 +22,8 @@ from evalkit.comparison.sides import Side
 from evalkit.data.sampling import DocumentSample
 from evalkit.reporting.table import simple_table
 from evalkit.reporting.terminal import terminal_table
-from evalkit.runs.score_table import MARGIN, OUTCOMES
+from evalkit.runs.accuracies import available_outcomes
+from evalkit.runs.score_table import MARGIN
 
 
 def main() -> None:
@@ -36,9 +36,10 @@ def main() -> None:
     options = parser.parse_args()
     runs = [find_run(name, Path("results/runs")) for name in options.runs]
     sides = [Side(f"run {place}", (run,)) for place, run in enumerate(runs)]
-    pairing = pair(*sides, {str(run.folder): results_of(run).comparable() for run in runs})
+    pairing = pair(sides[0], sides[1], {})
     keys = {"accuracy": options.rule}
-    keys |= {one.title: f"{MARGIN}:{options.rule}" if one.name == MARGIN else one.name for one in OUTCOMES.values()}
+    for outcome in available_outcomes(runs[0].scores):
+        keys[outcome.title] = f"{MARGIN}:{options.rule}" if outcome.name == MARGIN else outcome.name
     rows = [[title, *_powers(pairing, key, options), _ratio(pairing, options.rule, key)] for title, key in keys.items()]
     sizes = [f"n = {size}" for size in options.sizes.split(",")]
     title = f"Samples of n documents of each task that show the average difference, of {options.repeats} (%)"

@@ -78,7 +78,7 @@ def rows_of(loaded: LoadedModel, folder: Path, tasks: Sequence[str], window: int
     ends = end_tokens(loaded.model, loaded.tokenizer)
     found = []
     for task in map(find_task, tasks):
-        rows = load_rows(task, selection=FirstDocuments(1)).documents
+        rows = load_rows(task, folder, FirstDocuments(1)).documents
         found += [one.prompt for one in generation_requests(task, rows, loaded.tokenizer, ends, window, loaded.window)]
     return [replace(prompt, index=number) for number, prompt in enumerate(found)]
 

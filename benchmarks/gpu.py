@@ -155,33 +155,27 @@ def markdown(found: list[Result], device: str) -> str:
 def kernels(arguments: argparse.Namespace) -> str:
     """Score a sample of each task; return a table of compilations, waits and speed by batch."""
     import torch
+    from suite_documents import choice_requests, encoded, sequences_of
     from versus_lm_eval import matrices, matrix_rate, note, timed
 
     from evalkit.compatibility.torch import compilations
-    from evalkit.data import Library
-    from evalkit.data.sampling import FirstDocuments
     from evalkit.models.loading.load import load
     from evalkit.models.loading.locate import locate
     from evalkit.scoring.architecture import auto_budget
     from evalkit.scoring.engine import Engine
     from evalkit.scoring.pack import batches_of
-    from evalkit.suites.prompts import Prompter, question_sequences
-    from evalkit.suites.question_loading import load_questions
-    from evalkit.suites.suites import choose_tasks, load_suite
-    from evalkit.suites.templates import SEGMENTS, load_template
 
     loaded = load(locate(str(arguments.out / "model")), dtype="bfloat16", device=arguments.device, say=note)
     engine = Engine(loaded.model, auto_budget(loaded.model), note)
-    prompter, scored = Prompter(load_template("inst"), loaded.tokenizer, loaded.window), frozenset(range(len(SEGMENTS)))
-    suite = choose_tasks(load_suite("zeroshot8"), ("openbookqa", "winogrande") if arguments.toy else ())
-    questions = load_questions(suite, Library(arguments.data_dir), FirstDocuments(4 if arguments.toy else 500))
-    encoded = [list(prompter.encode(asked)) for asked in questions.values()]
-    engine.check(question_sequences(encoded[0][:2], scored))
+    names = ("openbookqa", "winogrande") if arguments.toy else ()
+    requests = choice_requests("inst", names, 4 if arguments.toy else 500, arguments.data_dir)
+    documents = [encoded(task, loaded.tokenizer, loaded.window) for task in requests.values()]
+    engine.check(sequences_of(documents[0][:2]))
     checked = compilations()
     layers, head = matrices(loaded.model)
     rate = matrix_rate(loaded.model, engine.budget)
     waits, compiled, flops, total = [], [], 0.0, 0.0
-    tasks = [question_sequences(members, scored) for members in encoded]
+    tasks = [sequences_of(members) for members in documents]
     for batch in (batch for members in tasks for batch in batches_of(members, engine.budget)):
         with counting_waits(torch) as count:
             seconds, _ = timed(lambda batch=batch: engine.score(batch))

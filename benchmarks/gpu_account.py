@@ -24,25 +24,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from suite_documents import choice_requests, encoded, score, sequences_of
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
-from versus_lm_eval import Row, count, matrix_rate, note, score, timed
+from versus_lm_eval import Row, count, matrix_rate, note, timed
 from whole_suite import random_model
 
 import evalkit
 from evalkit.compatibility.torch import compilations
-from evalkit.data import Library
-from evalkit.data.sampling import FirstDocuments
+from evalkit.requests.requests import ScoreDocument
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import OutputHead
 from evalkit.scoring.pack import TreeBatch
-from evalkit.suites.prompts import EncodedQuestion, Prompter, question_sequences
-from evalkit.suites.question_loading import load_questions
-from evalkit.suites.suites import choose_tasks, load_suite
-from evalkit.suites.templates import SEGMENTS, load_template
 
-SCORED = frozenset(range(len(SEGMENTS)))
 MARKER = "spin_kernel"
 """Kernel of `torch.cuda._sleep`, launched where the head starts and ends."""
 KINDS = (
@@ -62,12 +57,10 @@ def main() -> None:
     started = time.perf_counter()
     model, tokenizer = random_model(arguments)
     engine = Engine(model.eval(), 2048 if arguments.toy else auto_budget(model), note)
-    prompter = Prompter(load_template("inst"), tokenizer, 2048)
-    suite = choose_tasks(load_suite("zeroshot8"), tuple(arguments.tasks))
-    questions = load_questions(suite, Library(arguments.data_dir), FirstDocuments(arguments.limit))
-    encoded = {task: list(prompter.encode(asked)) for task, asked in questions.items()}
+    requests = choice_requests("inst", arguments.tasks, arguments.limit, arguments.data_dir)
+    documents = {task: encoded(of_task, tokenizer, 2048) for task, of_task in requests.items()}
     note(f"model and documents after {time.perf_counter() - started:.1f} s")
-    seconds, _ = timed(lambda: engine.check(question_sequences(next(iter(encoded.values()))[:2], SCORED)))
+    seconds, _ = timed(lambda: engine.check(sequences_of(next(iter(documents.values()))[:2])))
     rate = matrix_rate(model, engine.budget)
     print(
         f"{torch.cuda.get_device_name() if torch.cuda.is_available() else 'CPU'}, torch {torch.__version__}, "
@@ -76,7 +69,7 @@ def main() -> None:
         f"{compilations()} compilations; matrix rate {rate / 1e12:.2f} TFLOP/s",
         flush=True,
     )
-    for task, members in encoded.items():
+    for task, members in documents.items():
         print("\n".join(account(engine, model, task, members, rate, arguments)), flush=True)
 
 
@@ -99,12 +92,12 @@ def parse() -> argparse.Namespace:
 
 
 def account(
-    engine: Engine, model: Any, task: str, members: list[EncodedQuestion], rate: float, arguments: argparse.Namespace
+    engine: Engine, model: Any, task: str, members: list[ScoreDocument], rate: float, arguments: argparse.Namespace
 ) -> Iterator[str]:
     """Score a task several times; yield the lines of its account."""
 
     def run() -> list[TreeBatch]:
-        return score(engine, members, SCORED)[1]
+        return score(engine, members)[1]
 
     first, batches = timed(run)
     row = Row("inst", arguments.dtype, task, len(members), 0, 0, 0, 0, 0, rate, 0, 0, (0, 0))

@@ -49,35 +49,22 @@ def parse() -> argparse.Namespace:
 
 def measure(arguments: argparse.Namespace, limit: int) -> tuple[int, float, int]:
     """Return (documents, seconds, bytes) of one size."""
-    from evalkit.data import Library
-    from evalkit.data.sampling import FirstDocuments
+    from suite_documents import choice_requests, encoded, score
+
     from evalkit.models.loading.load import load
     from evalkit.models.loading.locate import locate
     from evalkit.scoring.architecture import auto_budget
     from evalkit.scoring.engine import Engine
-    from evalkit.scoring.pack import batches_of
-    from evalkit.suites.prompts import Prompter, question_rows, question_sequences
-    from evalkit.suites.question_loading import load_questions
-    from evalkit.suites.suites import choose_tasks, load_suite
-    from evalkit.suites.templates import SEGMENTS, load_template
 
-    template = load_template(arguments.template)
-    scored = frozenset(map(SEGMENTS.index, template.score))
-    suite = choose_tasks(load_suite("zeroshot8"), (arguments.task,))
-    questions = load_questions(suite, Library(arguments.data_dir), FirstDocuments(limit))[arguments.task]
+    [requests] = choice_requests(arguments.template, (arguments.task,), limit, arguments.data_dir).values()
     loaded = load(locate(arguments.model, say=note), dtype=arguments.dtype, device=arguments.device, say=note)
-    prompter = Prompter(template, loaded.tokenizer, loaded.window)
     engine = Engine(loaded.model, auto_budget(loaded.model), note)
     baseline = memory_now(loaded.model.device)
     with watching(loaded.model.device) as peak:
         started = time.perf_counter()
-        encoded = list(prompter.encode(questions))
-        rows = []
-        for batch in batches_of(question_sequences(encoded, scored), engine.budget):
-            for item, scores in engine.score(batch):
-                rows += question_rows(encoded[item], scores, scored)
+        score(engine, encoded(requests, loaded.tokenizer, loaded.window))
         seconds = time.perf_counter() - started
-    return len(questions), seconds, peak[0] - baseline
+    return len(requests.questions), seconds, peak[0] - baseline
 
 
 if __name__ == "__main__":

@@ -25,21 +25,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from suite_documents import choice_requests, encoded, sequences_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from versus_lm_eval import matrices, note
 
-from evalkit.data import Library
-from evalkit.data.sampling import FirstDocuments
 from evalkit.models.loading.load import load
 from evalkit.models.loading.locate import locate
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.pack import TreeBatch, plan
-from evalkit.suites.prompts import Prompter, question_sequences
-from evalkit.suites.question_loading import load_questions
-from evalkit.suites.suites import choose_tasks, load_suite
-from evalkit.suites.templates import SEGMENTS, load_template
 
 VIEWS = ("slice", "transpose", "view", "reshape", "select", "unsqueeze", "expand")
 """Operations that move no data. `reshape` may copy, but in these batches it does not."""
@@ -148,12 +143,8 @@ def first_batches(
     loaded: Any, protocol: str, arguments: argparse.Namespace, budget: int
 ) -> Iterator[tuple[str, TreeBatch]]:
     """Yield each task's first batch."""
-    template = load_template(protocol)
-    scored = frozenset(map(SEGMENTS.index, template.score))
-    prompter = Prompter(template, loaded.tokenizer, loaded.window)
-    suite = choose_tasks(load_suite("zeroshot8"), tuple(arguments.tasks))
-    for task, questions in load_questions(suite, Library(None), FirstDocuments(arguments.limit)).items():
-        sequences = question_sequences(list(prompter.encode(questions)), scored)
+    for task, requests in choice_requests(protocol, arguments.tasks, arguments.limit).items():
+        sequences = sequences_of(encoded(requests, loaded.tokenizer, loaded.window))
         yield task, plan(sequences, budget)[0].of(sequences)
 
 

@@ -89,9 +89,9 @@ def measure(arguments: argparse.Namespace, folder: Path) -> tuple[float, float, 
     batches = range(arguments.batches) if arguments.one == "append" else ()
     with open_run(folder, "run", manifest) as writer:
         baseline, started, busy = resident(), time.perf_counter(), time.process_time()
-        finished = writer.finished(Measured, key)
+        finished = writer.finished((Measured,), key)
         for number in batches:
-            finished.append(Entry(TASK, number, 0.1, PLACE), made_up(number, arguments.rows, numbers))
+            finished.append(Entry(TASK, number, 0.1, PLACE), made_up(number, arguments.rows, numbers), Measured)
         if arguments.one == "table":
             finish(finished, writer, arguments.batches * arguments.rows)
         seconds, busy = time.perf_counter() - started, time.process_time() - busy

@@ -20,7 +20,7 @@ from versus_lm_eval import matrices, matrix_rate
 
 from evalkit.data.sampling import FirstDocuments
 from evalkit.generation.generator import Generator
-from evalkit.generation.prompts import CHUNK, Prompt, end_tokens, measure_capacity
+from evalkit.generation.prompts import CHUNK, Prompt, capacity_of, end_tokens
 from evalkit.generation.rows import Generation
 from evalkit.longcontext.longbench.data import LongBenchDocument, load_rows
 from evalkit.longcontext.longbench.official import generation_requests, score_prediction
@@ -92,7 +92,7 @@ def evalkit_generations(
     prompts: list[Prompt], loaded: LoadedModel, generator: Generator
 ) -> tuple[list[Generation], float, float, float]:
     """Return generations in the rows' order, and seconds: total, prompts, generated tokens."""
-    room = measure_capacity(loaded.model, generator, None, loaded.window)
+    room = capacity_of(generator, None, loaded.window)
     found: dict[int, Generation] = {}
     started = time.perf_counter()
     for batch in room.batches(prompts):

@@ -21,7 +21,7 @@ from versus_lm_eval import matrices, matrix_rate, note
 
 from evalkit.benchmarks.request import request_of
 from evalkit.generation.generator import Generator
-from evalkit.generation.prompts import CHUNK, Prompt, end_tokens, measure_capacity
+from evalkit.generation.prompts import CHUNK, Prompt, capacity_of, end_tokens
 from evalkit.longcontext.ruler.benchmark import Ruler, RulerRequest
 from evalkit.models.loading.load import load
 from evalkit.models.loading.locate import locate
@@ -42,7 +42,7 @@ def main() -> None:
     plan = Ruler().plan(request_of(RulerRequest, options.model, settings), note)
     loaded = load(locate(options.model, say=note), dtype=options.dtype, device=options.device, say=note)
     generator = Generator(loaded.model, tokenizer=loaded.tokenizer)
-    room = measure_capacity(loaded.model, generator, None, loaded.window)
+    room = capacity_of(generator, None, loaded.window)
     ends = end_tokens(loaded.model, loaded.tokenizer)
     print("| task | prompts | tokens | distinct | saved | TFLOP | floor, s | prefill, s | of rate | rest, s |")
     print("|---|---|---|---|---|---|---|---|---|---|", flush=True)

@@ -115,24 +115,24 @@ def main() -> None:
 
 def batch_seconds(folder: Path, data_dir: Path | None, budget: int) -> list[float]:
     """Return the seconds of every batch of at most so many tokens, of a checkpoint on all official documents."""
-    from evalkit.benchmarks.multiple_choice.scoring import ScoringFacts
 
     from evalkit.benchmarks.registry import benchmark
     from evalkit.benchmarks.run import planned
+    from evalkit.inputs.validated import restored
     from evalkit.models.loading.load import load
     from evalkit.runs.folder import JOURNAL, load_run
     from evalkit.runs.journal import FinishedRows, Journal
-    from evalkit.runs.score_table import ScoreRow
 
-    run, kind = load_run(folder), benchmark("multiple_choice")
+    run = load_run(folder)
+    computation = benchmark("multiple_choice").computation
     manifest = run.manifest
     measured: dict[tuple[str, int], float] = {}
-    for entry, _ in Journal(folder / JOURNAL, manifest["id"], ScoreRow, print).read():
+    for entry, _ in Journal(folder / JOURNAL, manifest["id"], computation.rows, print).read():
         measured[entry.task, entry.batch] = entry.seconds
     specification = manifest["specification"]
     options: dict[str, Any] = {"template": run.template, "dtype": specification["dtype"], "output": Path("none")}
     options |= {"data_dir": data_dir, "device": "cpu"}
-    facts = ScoringFacts(**manifest["facts"])
+    facts = restored(manifest["facts"], computation.facts)
     loaded = None
     rates: dict[str, float] = {}
     found: list[float] = []
@@ -141,11 +141,11 @@ def batch_seconds(folder: Path, data_dir: Path | None, budget: int) -> list[floa
             facts = replace(facts, token_budget=budget)
         plan = planned(manifest["model"], options | {"limit": limit}, lambda _: None)
         loaded = loaded or load(plan.checkpoint, dtype="bfloat16")
-        empty = FinishedRows(Journal(Path("no journal"), "none", ScoreRow, print), kind.key)
+        empty = FinishedRows(Journal(Path("no journal"), "none", computation.rows, print), computation.key)
         sizes: dict[str, float] = defaultdict(float)
         spent: dict[str, float] = defaultdict(float)
-        for batch in kind.batches(plan, facts, loaded.tokenizer, empty, lambda _: None).batches:
-            tree = batch.content.batch
+        for batch in computation.batches(plan, facts, loaded.tokenizer, empty, lambda _: None).batches:
+            tree = batch.content.tree
             tokens = len(tree.trunk) + len(tree.tree.tokens)
             if limit is None:
                 found.append(rates[batch.task] * tokens)

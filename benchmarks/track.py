@@ -235,25 +235,20 @@ def show_help() -> dict[str, float]:
 def planning() -> dict[str, float]:
     """Encode and plan questions, on one thread."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    from evalkit.data import Library
-    from evalkit.data.sampling import FirstDocuments
+    from suite_documents import choice_requests, encoded, sequences_of
+
     from evalkit.models.loading.load import load
     from evalkit.models.loading.locate import locate
     from evalkit.scoring.pack import plan
-    from evalkit.suites.prompts import Prompter, question_sequences
-    from evalkit.suites.question_loading import load_questions
-    from evalkit.suites.suites import choose_tasks, load_suite
-    from evalkit.suites.templates import load_template
 
     tokenizer = load(locate("demo"), device="cpu").tokenizer
-    suite = choose_tasks(load_suite("zeroshot8"), ("hellaswag",))
-    [questions] = load_questions(suite, Library(None), FirstDocuments(1000)).values()
-    prompter = Prompter(load_template("inst"), tokenizer, 2048)
+    [requests] = choice_requests("inst", ("hellaswag",), 1000).values()
 
     def ours() -> None:
-        plan(question_sequences(prompter.encode(questions), frozenset()), 2048)
+        plan(sequences_of(encoded(requests, tokenizer, 2048)), 2048)
 
-    texts = [tokenizer.decode(one.tokens) for document in prompter.encode(questions) for one in document.sequences]
+    documents = encoded(requests, tokenizer, 2048)
+    texts = [tokenizer.decode(score.tokens) for document in documents for score in document.scores]
     return {"planning": beside(ours, lambda: tokenizer.backend_tokenizer.encode_batch(texts))}
 
 

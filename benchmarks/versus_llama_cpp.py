@@ -45,31 +45,28 @@ from llama_perplexity import (
 )
 from llama_tables import CommandRow, TaskRow, write
 from numpy.typing import NDArray
+from suite_documents import choice_requests, encoded, sequences_of
 from versus_lm_eval import machine, note, timed
 
-from evalkit.data import Library
-from evalkit.data.sampling import FirstDocuments
 from evalkit.models.loading.load import load
 from evalkit.models.loading.locate import locate
+from evalkit.requests.requests import ScoreDocument
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import batches_of
-from evalkit.suites.prompts import CONTINUATION, EncodedQuestion, Prompter, question_sequences
-from evalkit.suites.question_loading import load_questions
-from evalkit.suites.suites import choose_tasks, load_suite
-from evalkit.suites.templates import load_template
+from evalkit.suites.prompts import CONTINUATION, Prompter
+from evalkit.suites.questions import Question
 
 TASKS = ("openbookqa", "arc_easy", "piqa", "hellaswag")
 PAIRS = ("F32:float32", "BF16:bfloat16", "F16:bfloat16", "Q4_0:bfloat16", "stored:bfloat16")
 SETTINGS = tuple(Settings(*sizes) for sizes in ((512, 512), (1024, 1024), (2048, 512), (2048, 2048), (4096, 2048)))
 """Sizes of llama.cpp's batches; the fastest are used."""
-SCORED = frozenset({CONTINUATION})
 
 
 class Member(NamedTuple):
     """A document on both sides."""
 
-    encoded: EncodedQuestion
+    encoded: ScoreDocument
     text: TextQuestion
 
 
@@ -141,8 +138,8 @@ def compare(
     if label == "Q4_0":
         set_weights(file, loaded.model)
     engine = Engine(loaded.model, auto_budget(loaded.model), note)
-    members, left_out = choose_members(Prompter(load_template("plain"), loaded.tokenizer, loaded.window), arguments)
-    engine.check(question_sequences([one.encoded for one in next(iter(members.values()))[:2]], SCORED))
+    members, left_out = choose_members(loaded, arguments)
+    engine.check(sequences_of(one.encoded for one in next(iter(members.values()))[:2]))
     peer = best_peer(Peer(arguments.llama_perplexity, file, about["threads"], SETTINGS[0]), members)
     about[f"settings_{label}"] = peer.settings._asdict()
     for task, chosen in members.items():
@@ -156,30 +153,33 @@ def compare(
         yield commands(CommandRow(label, dtype, sum(map(len, members.values()))), peer, members, arguments)
 
 
-def choose_members(prompter: Prompter, arguments: argparse.Namespace) -> tuple[dict[str, list[Member]], dict[str, int]]:
+def choose_members(loaded: Any, arguments: argparse.Namespace) -> tuple[dict[str, list[Member]], dict[str, int]]:
     """Return task → its documents that both score, and → the number of the others."""
-    suite = choose_tasks(load_suite("zeroshot8"), tuple(arguments.tasks))
     members: dict[str, list[Member]] = {}
     left_out = {}
-    for task, questions in load_questions(suite, Library(arguments.data_dir), FirstDocuments(arguments.limit)).items():
-        encoded = list(prompter.encode(questions))
-        both = [one for one in encoded if is_scorable([sequence.tokens for sequence in one.sequences])]
-        members[task] = [Member(one, _texts(prompter, one, task)) for one in both]
-        left_out[task] = len(encoded) - len(both)
+    for task, requests in choice_requests("plain", arguments.tasks, arguments.limit, arguments.data_dir).items():
+        prompter = Prompter(requests.template, loaded.tokenizer, loaded.window)
+        documents = encoded(requests, loaded.tokenizer, loaded.window)
+        members[task] = [
+            Member(document, _texts(prompter, question, task))
+            for document, question in zip(documents, requests.questions, strict=True)
+            if is_scorable([score.tokens for score in document.scores])
+        ]
+        left_out[task] = len(documents) - len(members[task])
     return members, left_out
 
 
-def _texts(prompter: Prompter, encoded: EncodedQuestion, task: str) -> TextQuestion:
+def _texts(prompter: Prompter, question: Question, task: str) -> TextQuestion:
     """Return a question's texts, from the pieces that evalkit tokenises."""
     contexts, continuations = [], []
-    for choice in range(len(encoded.sequences)):
-        pieces = prompter.render(encoded.question, choice)
+    for choice in range(len(question.contexts)):
+        pieces = prompter.render(question, choice)
         contexts.append("".join(text for segment, text in pieces if segment != CONTINUATION))
         continuations.append("".join(text for segment, text in pieces if segment == CONTINUATION))
     try:
         return text_question(contexts, continuations)
     except ValueError as error:
-        raise SystemExit(f"{task}: llama-perplexity's form cannot express {encoded.question.label}: {error}") from error
+        raise SystemExit(f"{task}: llama-perplexity's form cannot express {question.label}: {error}") from error
 
 
 def best_peer(peer: Peer, members: dict[str, list[Member]]) -> Peer:
@@ -246,7 +246,7 @@ def compare_decisions(
 def score(engine: Engine, members: list[Member]) -> list[list[NDArray[np.float32]]]:
     """Score a task by evalkit; return [documents][choices] log-probabilities [length]."""
     found: dict[int, list[NDArray[np.float32]]] = {}
-    sequences = question_sequences([member.encoded for member in members], SCORED)
+    sequences = sequences_of(member.encoded for member in members)
     for batch in batches_of(sequences, engine.budget):
         for item, scores in engine.score(batch):
             found[item] = [one.logprobs for one in scores]
@@ -255,12 +255,12 @@ def score(engine: Engine, members: list[Member]) -> list[list[NDArray[np.float32
 
 def continuation_means(member: Member, logprobs: list[NDArray[np.float32]]) -> NDArray[np.float64]:
     """Return [choices] the scores of `acc_token`: mean log-probability of the continuation's tokens."""
-    pairs = zip(member.encoded.sequences, logprobs, strict=True)
+    pairs = zip(member.encoded.scores, logprobs, strict=True)
     return np.array([one[sequence.segments == CONTINUATION].astype(np.float64).mean() for sequence, one in pairs])
 
 
 def _tokens(member: Member) -> list[NDArray[np.int32]]:
-    return [sequence.tokens for sequence in member.encoded.sequences]
+    return [score.tokens for score in member.encoded.scores]
 
 
 def commands(

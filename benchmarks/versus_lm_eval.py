@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,26 +34,17 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from suite_documents import choice_requests, encoded, score, sequences_of
 
 from evalkit import __version__
-from evalkit.benchmarks.session import prefetched
-from evalkit.data import Library
-from evalkit.data.sampling import FirstDocuments
 from evalkit.models.loading.load import load
 from evalkit.models.loading.locate import locate
+from evalkit.requests.requests import ScoreDocument
+from evalkit.requests.rows import ScoredRow
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import TreeBatch, batches_of
-from evalkit.suites.prompts import (
-    CONTINUATION,
-    EncodedQuestion,
-    Prompter,
-    question_rows,
-    question_sequences,
-)
-from evalkit.suites.question_loading import load_questions
-from evalkit.suites.suites import choose_tasks, load_suite, with_fewshot
-from evalkit.suites.templates import SEGMENTS, load_template
+from evalkit.scoring.pack import TreeBatch
+from evalkit.suites.prompts import CONTINUATION
 
 BATCH_SIZES = (4, 8, 16, 32)
 """Batch sizes of lm-eval's model; the fastest is used."""
@@ -144,31 +135,29 @@ def compare(
     loaded: Any, dtype: str, protocol: str, arguments: argparse.Namespace, exact: dict[Any, int], about: dict[str, Any]
 ) -> Iterator[Row]:
     """Measure one protocol in one dtype, task by task; `exact` collects the predictions in float32."""
-    template = load_template(protocol)
-    scored = frozenset(map(SEGMENTS.index, template.score))
-    prompter = Prompter(template, loaded.tokenizer, loaded.window)
     engine = Engine(loaded.model, auto_budget(loaded.model), note)
-    suite = with_fewshot(choose_tasks(load_suite("zeroshot8"), tuple(arguments.tasks)), arguments.num_fewshot)
-    questions_of = load_questions(suite, Library(arguments.data_dir), FirstDocuments(arguments.limit))
-    encoded = {
-        task: list(prompter.encode([q for q in questions if not arguments.subjects or q.subtask in arguments.subjects]))
-        for task, questions in questions_of.items()
-    }
-    engine.check(question_sequences(next(iter(encoded.values()))[:2], scored))
+    given = (arguments.tasks, arguments.limit, arguments.data_dir, arguments.num_fewshot)
+    documents = {}
+    for task, requests in choice_requests(protocol, *given).items():
+        subjects = arguments.subjects or {question.subtask for question in requests.questions}
+        chosen = [question for question in requests.questions if question.subtask in subjects]
+        documents[task] = encoded(replace(requests, questions=chosen), loaded.tokenizer, loaded.window)
+    sample = next(iter(documents.values()))
+    engine.check(sequences_of(sample[:2]))
     rate = matrix_rate(loaded.model, engine.budget)
     about[f"rate_{dtype}"], about["bandwidth"] = rate, bandwidth(loaded.model.device)
     about["budget"], about["kernel"] = engine.budget, engine.kernel
-    peer = best_peer(loaded, next(iter(encoded.values())), protocol)
-    for task, members in encoded.items():
+    peer = best_peer(loaded, sample, protocol)
+    for task, members in documents.items():
         row = Row(protocol, dtype, task, len(members), 0, 0, 0, 0, 0, rate, 0, 0, (0, 0))
         with watching(loaded.model.device) as peak:
-            row.ours, (mine, batches) = timed(lambda members=members: score(engine, members, scored))
+            row.ours, (mine, batches) = timed(lambda members=members: score(engine, members))
         row.memory = peak[0] - about["baseline"]
         count(row, batches, loaded.model)
         row.theirs, theirs = timed(lambda members=members: peer(members))
-        ours = [likelihood(row, protocol) for row in mine]
+        ours = [likelihood(row, protocol) for rows in mine for row in rows]
         row.difference = max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(ours, theirs, strict=True))
-        counts = [1 if protocol == "plain" else len(s.tokens) - 1 for one in members for s in one.sequences]
+        counts = [1 if protocol == "plain" else len(s.tokens) - 1 for one in members for s in one.scores]
         key = (protocol, task)
         if dtype == "float32":
             exact[key] = decisions(members, ours, counts)
@@ -177,16 +166,6 @@ def compare(
             row.agree = (int(agreed[0].sum()), int(agreed[1].sum()))
         note(f"{protocol} {dtype} {task}: {row.ours:.1f} s against {row.theirs:.1f} s, {row.theirs / row.ours:.2f}x")
         yield row
-
-
-def score(engine: Engine, members: list[EncodedQuestion], scored: frozenset[int]) -> tuple[list[Any], list[TreeBatch]]:
-    """Score a task by evalkit, the next batch prepared meanwhile as in a run; return its rows in order, and batches."""
-    found: dict[int, list[Any]] = {}
-    batches = batches_of(question_sequences(members, scored), engine.budget)
-    for batch in prefetched(iter(batches), lambda batch: batch.tree):
-        for item, scores in engine.score(batch):
-            found[item] = list(question_rows(members[item], scores, scored))
-    return [one for index in range(len(members)) for one in found[index]], batches
 
 
 def count(row: Row, batches: list[TreeBatch], model: Any) -> None:
@@ -203,17 +182,17 @@ def count(row: Row, batches: list[TreeBatch], model: Any) -> None:
         row.flops += 2.0 * (tokens * layers + len(np.unique(batch.tree.pair_nodes)) * head)
 
 
-def decisions(members: list[EncodedQuestion], likelihoods: list[float], counts: list[int]) -> Any:
+def decisions(members: list[ScoreDocument], likelihoods: list[float], counts: list[int]) -> Any:
     """Return [documents] the choice with the highest log-likelihood over its count (tokens, or 1)."""
     scores = iter(np.array(likelihoods) / np.array(counts))
-    return np.array([int(np.argmax([next(scores) for _ in one.sequences])) for one in members])
+    return np.array([int(np.argmax([next(scores) for _ in one.scores])) for one in members])
 
 
-def likelihood(row: Any, protocol: str) -> float:
+def likelihood(row: ScoredRow, protocol: str) -> float:
     """Return the log-likelihood that both score: the continuation's, or the whole sequence's."""
     if protocol == "plain":
-        return float(row.ll_continuation)
-    return float(sum(getattr(row, f"ll_{segment}") for segment in SEGMENTS))
+        return row.of(CONTINUATION)[1] or 0.0
+    return sum(value for value in row.likelihoods if value is not None)
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -256,22 +235,22 @@ def watching(device: Any) -> Iterator[list[int]]:
 
 
 def best_peer(
-    loaded: Any, sample: list[EncodedQuestion], protocol: str, sizes: Sequence[int] = ()
-) -> Callable[[list[EncodedQuestion]], list[float]]:
+    loaded: Any, sample: list[ScoreDocument], protocol: str, sizes: Sequence[int] = ()
+) -> Callable[[list[ScoreDocument]], list[float]]:
     """Return lm-eval's model at the fastest of its batch sizes, by default `BATCH_SIZES` or `GPU_BATCH_SIZES`."""
     from lm_eval.models.huggingface import HFLM
 
     # It warns at each batch size that the model is already loaded
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
 
-    def scorer(size: int) -> Callable[[list[EncodedQuestion]], list[float]]:
+    def scorer(size: int) -> Callable[[list[ScoreDocument]], list[float]]:
         peer = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=size)
         return lambda members: [found for found, _ in peer._loglikelihood_tokens(requests(members), disable_tqdm=True)]
 
-    def requests(members: list[EncodedQuestion]) -> list[Any]:
+    def requests(members: list[ScoreDocument]) -> list[Any]:
         pairs = []
         for member in members:
-            for sequence in member.sequences:
+            for sequence in member.scores:
                 ids = sequence.tokens.tolist()
                 cut = int(np.argmax(sequence.segments == CONTINUATION)) if protocol == "plain" else 1
                 pairs.append((("", str(len(pairs))), ids[:cut], ids[cut:]))

@@ -19,38 +19,32 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from time import process_time
 from typing import Any
 
 import torch
 import versus_lm_eval
-from versus_lm_eval import best_peer, machine, matrices, matrix_rate, note, timed
+from suite_documents import encoded, score, sequences_of
+from versus_lm_eval import best_peer, count, machine, matrices, matrix_rate, note, timed
 
 from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
 from evalkit.models.loading.load import load
 from evalkit.models.loading.locate import locate
+from evalkit.requests.requests import ScoreDocument
 from evalkit.runs.rules import find_rule, of_task
 from evalkit.runs.score_table import outcome_of
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import batches_of
-from evalkit.suites.prompts import (
-    CONTINUATION,
-    EncodedQuestion,
-    Prompter,
-    TokenSequence,
-    question_rows,
-    question_sequences,
-)
+from evalkit.scoring.pack import TreeBatch
+from evalkit.suites.choice_requests import ChoiceRequests
+from evalkit.suites.prompts import CONTINUATION
 from evalkit.suites.question_loading import load_questions
 from evalkit.suites.request_files import load_requests
 from evalkit.suites.suites import Suite, choose_tasks, load_suite
 from evalkit.suites.templates import load_template
-
-SCORED = frozenset([CONTINUATION])
 
 
 @dataclass
@@ -114,37 +108,44 @@ def compare(loaded: Any, dtype: str, name: str, arguments: argparse.Namespace) -
     library = Library()
     selection = FirstDocuments(None if arguments.subjects else arguments.limit)
     questions_of = load_questions(suite, library, selection, requests=load_requests(suite, library, note))
-    prompter = Prompter(load_template("requests"), loaded.tokenizer, loaded.window)
-    about = {"remembers": loaded.stock, "files": loaded.files}
+    template = load_template("requests")
+    is_single = any(len(one.contexts) == 1 for questions in questions_of.values() for one in questions)
+    about = {"greedy": is_single, "remembers": loaded.stock, "files": loaded.files}
     engine = Engine(loaded.model, auto_budget(loaded.model), note, **about)
     checks = timing_checks(engine)
     peer = None
     for task, questions in questions_of.items():
         chosen = [one for one in questions if not arguments.subjects or one.subtask in arguments.subjects]
-        members = list(prompter.encode(chosen[: arguments.limit], needs_unconditional(suite, task)))
+        requests = ChoiceRequests(
+            task, template, chosen[: arguments.limit], "", (), unconditional=needs_unconditional(suite, task)
+        )
+        members = encoded(requests, loaded.tokenizer, loaded.window)
         if peer is None:
-            seconds, _ = timed(lambda members=members: engine.check(question_sequences(members[:2], SCORED)))
+            seconds, _ = timed(lambda members=members: engine.check(sequences_of(members[:2])))
             note(f"start-up checks: {seconds:.1f} s")
-            peer = best_peer(loaded, [as_choices(one) for one in members[:4]], "plain", arguments.batch_sizes)
+            peer = best_peer(loaded, members[:4], "plain", arguments.batch_sizes)
         yield measure(RequestsRow(name, dtype, task, len(members), *[0] * 11), members, engine, checks, peer,
                       loaded.model, arguments.lm_eval_every)  # fmt: skip
 
 
 def measure(
-    row: RequestsRow, members: list[EncodedQuestion], engine: Engine, checks: list[float],
-    peer: Callable[[list[EncodedQuestion]], list[float]], model: Any, every: int,
+    row: RequestsRow, members: list[ScoreDocument], engine: Engine, checks: list[float],
+    peer: Callable[[list[ScoreDocument]], list[float]], model: Any, every: int,
 ) -> RequestsRow:  # fmt: skip
     """Fill in a row: score a task by evalkit, then its every-th document by lm-eval."""
     row.rate = matrix_rate(model, engine.budget)
     checks[0] = 0.0
-    seconds, ours = timed(lambda: score(engine, members, row, model))
+    seconds, (rows, batches) = timed(lambda: score(engine, members))
     row.ours, row.checks = seconds - checks[0], checks[0]
+    count(row, batches, model)
+    row.trunks = trunks_of(batches)
     chosen = members[::every]
-    row.theirs, theirs = timed(lambda: peer([as_choices(one) for one in chosen]))
+    row.theirs, theirs = timed(lambda: peer(chosen))
     row.their_tokens, of_chosen = computed(members), computed(chosen)
     row.theirs *= row.their_tokens / of_chosen
     row.their_flops = 2.0 * row.their_tokens * sum(matrices(model))
-    pairs = zip(chain.from_iterable(ours[::every]), theirs, strict=True)
+    ours = [one.of(CONTINUATION)[1] or 0.0 for one in chain.from_iterable(rows[::every])]
+    pairs = zip(ours, theirs, strict=True)
     row.difference = max(abs(a - b) / max(1.0, abs(b)) for a, b in pairs)
     note(
         f"{row.suite} {row.dtype} {row.task}: {row.ours:.1f} s (checks {row.checks:.1f} s) against {row.theirs:.1f} s: "
@@ -153,39 +154,15 @@ def measure(
     return row
 
 
-def score(engine: Engine, members: list[EncodedQuestion], row: RequestsRow, model: Any) -> list[list[float]]:
-    """Return each document's log-likelihoods by evalkit, of its choices and then of those without the question."""
-    layers, head = matrices(model)
-    found: dict[int, list[float]] = {}
-    trunk: bytes | None = None
-    for batch in batches_of(question_sequences(members, SCORED), engine.budget):
-        for item, scores in engine.score(batch):
-            table = list(question_rows(members[item], scores, SCORED))
-            alone = [float(one.ll_unconditional) for one in table if members[item].unconditional]
-            found[item] = [float(one.ll_continuation) for one in table] + alone
-        tokens = len(batch.tree.tokens)
-        if batch.trunk.tobytes() != trunk:
-            trunk = batch.trunk.tobytes()
-            row.trunks += bool(trunk)
-            tokens += len(batch.trunk)
-        row.batches += 1
-        row.tokens += tokens
-        row.flops += 2.0 * (tokens * layers + len(set(batch.tree.pair_nodes.tolist())) * head)
-    return [found[index] for index in range(len(members))]
+def trunks_of(batches: list[TreeBatch]) -> int:
+    """Return the number of prefixes that go through the model before batches; batches in a row may share one."""
+    trunks = [batch.trunk.tobytes() for batch in batches]
+    return sum(bool(trunk) and trunk != before for before, trunk in pairwise([b"", *trunks]))
 
 
-def as_choices(member: EncodedQuestion) -> EncodedQuestion:
-    """Return a document with its requests without the question as further choices."""
-    return EncodedQuestion(member.question, all_sequences(member))
-
-
-def all_sequences(member: EncodedQuestion) -> tuple[TokenSequence, ...]:
-    return member.sequences + member.unconditional
-
-
-def computed(members: list[EncodedQuestion]) -> int:
+def computed(members: list[ScoreDocument]) -> int:
     """Return the tokens that lm-eval computes, without padding: sequences that differ in the last token count once."""
-    inputs = {tuple(sequence.tokens[:-1].tolist()) for member in members for sequence in all_sequences(member)}
+    inputs = {tuple(sequence.tokens[:-1].tolist()) for member in members for sequence in member.scores}
     return sum(map(len, inputs))
 
 

@@ -17,13 +17,14 @@ from evalkit.benchmarks.answer_metrics import find_answer_metric
 from evalkit.benchmarks.registry import GROUP, benchmark
 from evalkit.cli import main
 from evalkit.comparison.naming import find_run
+from evalkit.runs.continuous import find_outcome
 from evalkit.runs.rules import find_rule
 from tests.documents import made_up
 from tests.packages import install
 from tests.tiny import tiny_checkpoint
 
 PAGE = (Path(__file__).parents[1] / "docs" / "contributing.md").read_text(encoding="utf-8")
-RECIPES = ("A suite", "A rule", "A benchmark", "An export", "A table")
+RECIPES = ("A suite", "A rule", "An outcome", "A benchmark", "An export", "A table")
 """In the order in which they build on each other."""
 
 
@@ -49,6 +50,11 @@ def write_files(title: str) -> None:
         Path(name).write_text(content, encoding="utf-8")
 
 
+def clear_caches() -> None:
+    for entries in (benchmark, find_rule, find_outcome, find_answer_metric):
+        entries.cache_clear()
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with two checkpoints, in which all recipes are run in turn."""
@@ -62,11 +68,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for seed, name in enumerate(("base", "tuned")):
             tiny_checkpoint(folder / name, seed=seed)
         write_files("A package of your own")
-        for found in (benchmark, find_rule, find_answer_metric):
-            found.cache_clear()
+        clear_caches()
         yield folder
-    for found in (benchmark, find_rule, find_answer_metric):
-        found.cache_clear()
+    clear_caches()
     for module in [name for name in sys.modules if name.partition(".")[0] == "evalkit_mine"]:
         del sys.modules[module]
 
@@ -95,7 +99,8 @@ def run(command: str) -> str:
 
 
 def test_the_page_names_the_groups_of_entry_points() -> None:
-    assert all(f'entry-points."{group}"' in PAGE for group in (GROUP, METRICS, "evalkit.rules", "evalkit.exports"))
+    groups = (GROUP, METRICS, "evalkit.rules", "evalkit.outcomes", "evalkit.exports")
+    assert all(f'entry-points."{group}"' in PAGE for group in groups)
 
 
 def test_every_recipe_works(printed: dict[str, str], place: Path) -> None:
@@ -108,6 +113,8 @@ def test_every_recipe_works(printed: dict[str, str], place: Path) -> None:
     best = scores.loc[scores.groupby("doc_id")["score"].idxmax()]
     [piqa] = [task for task in run_of_suite.results("acc_half_norm").tasks if task.task == "piqa"]
     assert piqa.value == pytest.approx((best["choice"] == best["gold"]).mean())
+    assert "probability" in printed["evalkit rescore base-my_suite --rule probability"]
+    assert "probability" in printed["evalkit compare base-my_suite tuned-my_suite --outcome probability"]
     for suite in ("my_questions", "capitals"):
         file = suite + ".yaml" * (suite != "capitals")
         [row] = [line for line in printed[f"evalkit run base --suite {file}"].splitlines() if " f1 " in line]

@@ -46,14 +46,11 @@ class FinishedAttention(FinishedResults):
         self.refuse_rule(rule)
         return [
             Metric(
+                MEASURES[name].scale,
                 task["task"],
-                name,
                 measured["n"],
                 measured["value"],
                 measured["stderr"],
-                higher_is_better=None,
-                bounds=MEASURES[name].bounds,
-                unit=MEASURES[name].stored_unit,
                 truncated=task["truncated"],
                 official=self.run.manifest["documents"][task["task"]]["official"],
             )

@@ -40,8 +40,8 @@ from evalkit.models.context.extension import configured_layers
 from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.loading.spec import config_of, window_of
 from evalkit.requests.batches import Batch, Batches, Planned, TaskTokens
+from evalkit.runs.continuous import outcome_of
 from evalkit.runs.finding import run_folder
-from evalkit.runs.score_table import outcome_of
 from evalkit.suites.prompts import CONTINUATION, END, SPECIAL, Prompter
 from evalkit.suites.suites import DEFAULT_SUITE, choose_tasks, load_suite
 

@@ -218,7 +218,7 @@ class AttentionDocuments(Comparable):
         where = f"mean over {averaged}" if averaged else "by layer" if given == _EVERY else f"layer {layers[0]}"
         words = f"{info.words}; {where}{'; in %' if info.in_percent else ''}"
         every = tuple(layers) if given == _EVERY else ()
-        return Measure(words, True, rule, info.bounds, None, every, averaged=averaged, unit=info.stored_unit)
+        return Measure(info.scale.named(rule), words, True, every, averaged=averaged)
 
     def _parsed(self, rule: str) -> tuple[str, str, list[int]]:
         """Measure of a rule, its layer as given ("all", or "" for the mean), and the layers read."""

@@ -243,8 +243,7 @@ def _heatmap(runs: Runs, measure: str, layers: Sequence[int]) -> Figure:
 def _panel(measure: str, table: pd.DataFrame, x: str, title: str = "", y: str = "", **more: Any) -> FigurePanel:
     """Return a panel of lines with their unit, or with `y` a map, labelled with the measure's title and unit."""
     info, x_label = MEASURES[measure], x.capitalize()
-    unit = "%" if info.in_percent else info.unit
-    label = ", ".join(filter(None, (info.title, unit))) if y else unit
+    label = ", ".join(filter(None, (info.title, info.printed_unit))) if y else info.printed_unit
     if x == "position":
         x_label = f"Position of the query{'' if info.of_tokens else ' (first of its bin)'}"
         more["ticks"] = "round" if info.of_tokens else "doubling"

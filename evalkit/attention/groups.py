@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.reporting.figures import Size
-from evalkit.runs.score_table import FRACTION
+from evalkit.runs.scales import FRACTION, Scale
 
 MASS, RANK, BOS_TOKENS = "mass", "rank", "bos_tokens"
 CATEGORIES = ("bos", "special", "punctuation", "content", "function", "other")
@@ -26,7 +26,7 @@ MOST_POSITIONS = 512
 """Positions of queries of which each is measured by itself, in the last layer by default."""
 FINISHED = ""
 """Measure of a row that every sequence has, also one that no measure applies to; not in the final tables."""
-_SHARE = (0.0, 1.0)
+_DIMENSIONLESS = "dimensionless"
 
 
 @dataclass(frozen=True)
@@ -38,61 +38,64 @@ class MeasureInfo:
     title: str
     """Of panels and axes."""
     words: str
-    bounds: tuple[float, float] | None = None
-    """Smallest and largest value; None if unbounded, as for anything signed: rows of cog attention are not bounded
-    below by 0."""
+    unit: str = _DIMENSIONLESS
+    """Nothing signed is a fraction: rows of cog attention are not bounded below by 0."""
     by_position: bool = False
     """Whether it is also measured by position of the query."""
     of_tokens: bool = False
     """Whether it is measured of each position alone, without a mean."""
     unsigned: str = ""
     """The measure of |weights| that it equals where no weight is negative; empty: none."""
-    unit: str = ""
-    """Empty: none, or percent of a share."""
+
+    @property
+    def scale(self) -> Scale:
+        return Scale(self.name, self.unit, higher_is_better=None)
 
     @property
     def in_percent(self) -> bool:
-        return self.bounds == _SHARE
+        return self.scale.is_fraction
 
     @property
-    def stored_unit(self) -> str:
-        """The unit in results.json, which a share and a number without a unit have too."""
-        return FRACTION if self.in_percent else self.unit or "dimensionless"
+    def printed_unit(self) -> str:
+        """Unit of axes; empty if there is none."""
+        if self.in_percent:
+            return "%"
+        return "" if self.unit == _DIMENSIONLESS else self.unit
 
 
 _INFOS = [
-    MeasureInfo("bos", "bos", "Weight on BOS", "weight on BOS, mean over tokens after the first", None, True,
+    MeasureInfo("bos", "bos", "Weight on BOS", "weight on BOS, mean over tokens after the first", by_position=True,
                 unsigned="bos_abs"),
     MeasureInfo("bos_abs", "bos", "Share of |weights| on BOS",
-                "share of |weights| on BOS, mean over tokens after the first", _SHARE, True),
+                "share of |weights| on BOS, mean over tokens after the first", FRACTION, True),
     MeasureInfo("bos_token", BOS_TOKENS, "Weight on BOS",
                 f"weight on BOS of each token after the first, to position {MOST_POSITIONS}", of_tokens=True),
     *(info for name in CATEGORIES for info in (
         MeasureInfo(f"mass_{name}", MASS, f"Weight on tokens: {name}",
                     f"weight on category {name}, mean over the continuation's tokens", unsigned=f"mass_abs_{name}"),
         MeasureInfo(f"mass_abs_{name}", MASS, f"Share of |weights| on tokens: {name}",
-                    f"share of |weights| on category {name}, mean over the continuation's tokens", _SHARE),
+                    f"share of |weights| on category {name}, mean over the continuation's tokens", FRACTION),
     )),
     MeasureInfo("entropy", "entropy", "Entropy of |weights|", "entropy of |weights|, last continuation token, in nats",
-                None, True, unit="nats"),
+                "nats", True),
     MeasureInfo("entropy_shifted", "entropy", "Entropy of weights − min",
-                "entropy of weights − min, as in the paper, in nats", unit="nats"),
+                "entropy of weights − min, as in the paper, in nats", "nats"),
     MeasureInfo("bos_negative", "negative", "Negative weights on BOS",
-                "share of tokens after the first with a negative weight on BOS", _SHARE),
+                "share of tokens after the first with a negative weight on BOS", FRACTION),
     MeasureInfo("sink", "sink", "Weight on the first token", "mean weight on the first token, first 64 tokens",
                 unsigned="sink_abs"),
     MeasureInfo("sink_abs", "sink", "Share of |weights| on the first token",
-                "mean share of |weights| on the first token, first 64 tokens", _SHARE),
+                "mean share of |weights| on the first token, first 64 tokens", FRACTION),
     MeasureInfo("sink_rate", "sink", "Heads with a sink",
-                f"share of heads with a mean weight above {SINK_SHARE} on the first token, first 64 tokens", _SHARE,
+                f"share of heads with a mean weight above {SINK_SHARE} on the first token, first 64 tokens", FRACTION,
                 unsigned="sink_abs_rate"),
     MeasureInfo("sink_abs_rate", "sink", "Heads with a sink of |weights|",
                 f"share of heads with a mean share of |weights| above {SINK_SHARE} on the first token, first 64 tokens",
-                _SHARE),
+                FRACTION),
     MeasureInfo("distance", "distance", "Mean distance", "mean distance of |weights|, of tokens after the first, in "
                 "tokens", unit="tokens"),
     MeasureInfo("sparsity", "sparsity", "Weights near zero", "mean over tokens after the first of the share of "
-                f"their |weights| below {SPARSE_SHARE} of the largest", _SHARE),
+                f"their |weights| below {SPARSE_SHARE} of the largest", FRACTION),
     MeasureInfo("similarity", "similarity", "Similarity of heads", "mean cosine between a head's map and the layer's "
                 "others", unit="cosine"),
     MeasureInfo("rank", RANK, "Effective rank",
@@ -102,7 +105,7 @@ _INFOS = [
                 "stable rank: squared Frobenius norm / squared largest singular value"),
     MeasureInfo("bos_all", "all_tokens", "Weight on BOS", "weight on BOS, mean over all tokens, as in the paper"),
     MeasureInfo("bos_negative_all", "all_tokens", "Negative weights on BOS",
-                "share of all tokens with a negative weight on BOS, as in the paper", _SHARE),
+                "share of all tokens with a negative weight on BOS, as in the paper", FRACTION),
 ]  # fmt: skip
 MEASURES = {info.name: info for info in _INFOS}
 SUMMARY = ("bos_abs", *(f"mass_abs_{name}" for name in CATEGORIES), "entropy", "bos_negative", "sink_abs_rate",

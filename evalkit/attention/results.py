@@ -152,8 +152,10 @@ def _values(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
     for measure, measured in by_document.groupby("measure", observed=True, sort=False):
         estimate = mean(*(measured[name].to_numpy() for name in ("value", "source", "stratum")))
         error = known_error(estimate.stderr)
-        about = {"n": len(measured), "unit": MEASURES[str(measure)].stored_unit, "higher_is_better": None}
-        values[measure] = about | {"value": estimate.value, "stderr": error}
+        scale = MEASURES[str(measure)].scale
+        stored = scale.stored(estimate.value, error)
+        name = stored.pop("metric")
+        values[name] = {"n": len(measured)} | stored
     return {name: values[name] for name in MEASURES if name in values}
 
 

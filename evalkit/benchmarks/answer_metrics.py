@@ -18,9 +18,8 @@ from itertools import chain
 from typing import Literal
 
 from evalkit.benchmarks.outcomes import Measure
-from evalkit.errors import UsageError
-from evalkit.plugins import load_added
-from evalkit.runs.score_table import FRACTION
+from evalkit.plugins import load_entry
+from evalkit.runs.scales import FRACTION, Scale
 
 GROUP = "evalkit.answer_metrics"
 EditVariant = Literal["difflib", "rapidfuzz"]
@@ -33,40 +32,33 @@ _ARTICLE = re.compile(r"\b(a|an|the)\b")
 class AnswerMetric:
     """A score of a generated answer."""
 
-    name: str
+    scale: Scale
+    """Its name is the metric's."""
     score: Callable[[str, Sequence[str]], float]
     """Function of an answer and its references, of which there is at least one."""
     graded: bool = True
     """False: a score is 1 (right) or 0 (wrong), so that means are accuracies."""
-    higher_is_better: bool = True
-    unit: str = FRACTION
-    bounds: tuple[float, float] | None = (0.0, 1.0)
-    """Smallest and largest possible score; None if unbounded."""
     version: int = 1
     """Increase it when `score` changes, so that runs before and after have different ids."""
 
     @property
+    def name(self) -> str:
+        return self.scale.name
+
+    @property
     def measure(self) -> Measure:
-        return answer_measure(self.name, self.graded, self.bounds, self.higher_is_better, self.unit)
+        return measure_of(self.scale, self.graded)
 
 
-def answer_measure(
-    name: str, graded: bool, bounds: tuple[float, float] | None, higher_is_better: bool, unit: str
-) -> Measure:
+def measure_of(scale: Scale, graded: bool) -> Measure:
     """Return the measure of an `AnswerMetric` with these attributes."""
-    words = f"{name} in {'%' if unit == FRACTION else unit}"
-    return Measure(words, graded, name, bounds, higher_is_better, unit=unit)
+    return Measure(scale, f"{scale.name} in {'%' if scale.is_fraction else scale.unit}", graded)
 
 
 @cache
 def find_answer_metric(name: str) -> AnswerMetric:
     """Return a metric by name, of evalkit or another package; `UnknownNameError`, or `UsageError` if it is invalid."""
-    if name in ANSWER_METRICS:
-        return ANSWER_METRICS[name]
-    metric = load_added(GROUP, name, "metric of answers", tuple(ANSWER_METRICS))
-    if not isinstance(metric, AnswerMetric) or metric.name != name:
-        raise UsageError(f"entry point '{name}' of {GROUP} must be an AnswerMetric with the entry point's name")
-    return metric
+    return load_entry(GROUP, name, "metric of answers", AnswerMetric, ANSWER_METRICS)
 
 
 def _best(function: Callable[[str, str], float]) -> Callable[[str, Sequence[str]], float]:
@@ -194,11 +186,11 @@ def edit_similarity(prediction: str, answer: str, backend: EditVariant = "diffli
 ANSWER_METRICS = {
     metric.name: metric
     for metric in (
-        AnswerMetric("exact_match", _best(exact_match), graded=False),
-        AnswerMetric("contains", _best(contains), graded=False),
-        AnswerMetric("f1", _best(qa_f1)),
-        AnswerMetric("rouge_l", _best(rouge_l)),
-        AnswerMetric("edit_similarity", _best(edit_similarity)),
+        AnswerMetric(Scale("exact_match", FRACTION), _best(exact_match), graded=False),
+        AnswerMetric(Scale("contains", FRACTION), _best(contains), graded=False),
+        AnswerMetric(Scale("f1", FRACTION), _best(qa_f1)),
+        AnswerMetric(Scale("rouge_l", FRACTION), _best(rouge_l)),
+        AnswerMetric(Scale("edit_similarity", FRACTION), _best(edit_similarity)),
     )
 }
 """evalkit's own metrics, by name; each takes the maximum over the references."""

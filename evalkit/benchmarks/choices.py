@@ -6,21 +6,21 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.outcomes import Comparable, Measure, Metric, stored_value
+from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.data.requests import request_tasks
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import part_name
-from evalkit.runs.folder import Run
-from evalkit.runs.score_table import (
-    ACCURACY,
-    CLUSTER,
-    MARGIN,
+from evalkit.runs.continuous import (
+    BITS_PER_BYTE,
     OUTCOMES,
     ContinuousOutcome,
+    document_outcomes,
     outcome_of,
-    weighted,
     with_default_rule,
 )
+from evalkit.runs.folder import Run
+from evalkit.runs.scales import CORRECT
+from evalkit.runs.score_table import CLUSTER, weighted
 from evalkit.runs.traits import is_imported
 from evalkit.stats.estimates import error_of_average
 
@@ -30,17 +30,10 @@ if TYPE_CHECKING:
     from evalkit.stats.estimates import Floats
 
 
-_RESOLUTION = 1e-4
-"""Tolerance of a choice's log-likelihood between two ways of computing it in float32."""
-_LEAST_DOCUMENTS = 200
-"""For a task alone: fewer documents often lack the rare likelihoods that decide the mean (docs/measurements)."""
-_DIRECTION = {True: "higher is better", False: "lower is better"}
-
-
 class ComparableChoices(Comparable):
     """Documents of a multiple-choice run and, by rule, which of them are right; and their continuous outcomes.
 
-    Wherever a rule is an argument, it may be the key of an outcome (`runs.score_table.outcome_of`).
+    Wherever a rule is an argument, it may be the key of an outcome (`runs.continuous.outcome_of`).
     """
 
     checked = ("gold", "choices")
@@ -79,11 +72,12 @@ class ComparableChoices(Comparable):
             or (is_imported(self.run.manifest) and self.run.scores["bytes"].isna().any())
         ):
             return None
-        return "bits_per_byte"
+        return BITS_PER_BYTE
 
     def of_letters(self, key: str) -> frozenset[str]:
         """See `Comparable`. Bits per byte of one-byte answers are those of a letter among all tokens."""
-        if key.partition("@")[0] != "bits_per_byte":
+        outcome_and_rule = outcome_of(key.partition("@")[0])
+        if outcome_and_rule is None or not outcome_and_rule[0].without_letters:
             return frozenset()
         scores, known = self.run.scores, request_tasks()
         longest = scores.loc[scores["choice"] == scores["gold"]].groupby("task")["bytes"].max()
@@ -98,7 +92,7 @@ class ComparableChoices(Comparable):
         from evalkit.runs.rules import find_rule
 
         if outcome_of(rule) is None:
-            return Measure(f"rule {rule}: {find_rule(rule).description}; accuracy in %", False, ACCURACY)
+            return Measure(CORRECT, f"rule {rule}: {find_rule(rule).description}; accuracy in %", False)
         return _outcome_measure(rule, self.run.manifest)
 
     def _grade(self, rule: str) -> Floats:
@@ -124,7 +118,7 @@ def stored_metrics(run: Run, rule: str | None = None) -> list[Metric]:
     for result in stored_results(comparable, rule)["tasks"]:
         numbers = {name: result[name] for name in ("task", "n", "value", "stderr", "chance")}
         official = run.manifest["documents"][result["task"]]["official"]
-        metrics.append(Metric(name=ACCURACY, **numbers, truncated=result.get("truncated"), official=official))
+        metrics.append(Metric(CORRECT, **numbers, truncated=result.get("truncated"), official=official))
     return metrics
 
 
@@ -162,46 +156,31 @@ def table_metrics(scores: pd.DataFrame, manifest: Mapping[str, Any], key: str) -
 def _means(manifest: Mapping[str, Any], measure: Measure, values: Floats, documents: pd.DataFrame) -> list[Metric]:
     from evalkit.runs.accuracies import error_over_documents
 
-    about: dict[str, Any] = {
-        "name": measure.name,
-        "higher_is_better": measure.higher_is_better,
-        "bounds": measure.bounds,
-        "unit": measure.unit,
-    }
     metrics = []
     for task in (task for members in manifest["groups"].values() for task in members):
         is_of_task, official = (documents["task"] == task).to_numpy(), manifest["documents"][task]["official"]
         of_task = weighted(values[is_of_task], documents[is_of_task])
         error = error_over_documents(of_task, documents[is_of_task])
-        numbers: dict[str, Any] = {"n": len(of_task), "value": float(of_task.mean()), "stderr": error}
-        metrics.append(Metric(task=task, **about, **numbers, official=official))
+        value = float(of_task.mean())
+        metrics.append(Metric(measure.scale, task, len(of_task), value, error, official=official))
     return metrics
 
 
 def _outcome_measure(key: str, manifest: Mapping[str, Any]) -> Measure:
     outcome, of_rule = _outcome(key, manifest)
-    name = outcome.title + (f", rule {of_rule}" if outcome.name == MARGIN else "")
-    words = f"{name}: {outcome.description}; {_DIRECTION[outcome.higher_is_better]}"
-    least, direction = _LEAST_DOCUMENTS if outcome.bounds is None else 0, outcome.higher_is_better
+    name = outcome.scale.name + (f", rule {of_rule}" if outcome.of_rule else "")
     return Measure(
-        words,
-        True,
-        name,
-        outcome.bounds,
-        direction,
-        resolution=_RESOLUTION,
-        least_documents=least,
-        unit=outcome.unit,
+        outcome.scale.named(name),
+        f"{name}: {outcome.description}; {outcome.scale.direction}",
+        graded=True,
+        resolution=outcome.resolution,
+        least_documents=outcome.least_documents,
     )
 
 
 def _outcomes(scores: pd.DataFrame, manifest: Mapping[str, Any], key: str) -> Floats:
-    from evalkit.runs.accuracies import document_outcomes
-    from evalkit.runs.rules import find_rule
-
     outcome, of_rule = _outcome(key, manifest)
-    rule = find_rule(str(of_rule)) if outcome.name == MARGIN else None
-    return document_outcomes(scores, outcome, rule)
+    return document_outcomes(scores, outcome, of_rule)
 
 
 def _outcome(key: str, manifest: Mapping[str, Any]) -> tuple[ContinuousOutcome, str | None]:
@@ -212,7 +191,7 @@ def _outcome(key: str, manifest: Mapping[str, Any]) -> tuple[ContinuousOutcome, 
 
 def outcome_entries(metric: Metric) -> dict[str, Any]:
     """Return a task's mean of an outcome in the form of results.json."""
-    return {"task": metric.task, "n": metric.n} | stored_value(metric, metric.value, metric.stderr)
+    return {"task": metric.task, "n": metric.n} | metric.stored
 
 
 def outcome_averages(manifest: Mapping[str, Any], metrics: Sequence[Metric]) -> list[dict[str, Any]]:
@@ -227,5 +206,5 @@ def outcome_averages(manifest: Mapping[str, Any], metrics: Sequence[Metric]) -> 
         values = [by_task[task].value or 0.0 for task in tasks]
         error = error_of_average([by_task[task].stderr for task in tasks])
         about = {"name": part_name(name, len(tasks), size)}
-        averages.append(about | stored_value(metrics[0], sum(values) / len(values), error))
+        averages.append(about | metrics[0].scale.stored(sum(values) / len(values), error))
     return averages

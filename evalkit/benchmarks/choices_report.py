@@ -28,7 +28,6 @@ from evalkit.runs.accuracies import (
     Average,
     Results,
     TaskResult,
-    available_outcomes,
     available_rules,
     average_of,
     better_forms,
@@ -36,10 +35,10 @@ from evalkit.runs.accuracies import (
     summarise_all,
     with_choices,
 )
+from evalkit.runs.continuous import available_outcomes, invalid_outcomes, outcome_of
 from evalkit.runs.folder import Run
 from evalkit.runs.notes import LOWER_NOTE, TRUNCATED, direction_mark, macro_note, notes_below, rule_note
 from evalkit.runs.rules import RULES, all_rules, distinct, invalid_rules, why_unusable
-from evalkit.runs.score_table import MARGIN, outcome_of
 from evalkit.runs.traits import caveat_mark, is_imported, unofficial
 from evalkit.suites.suites import label_of
 
@@ -219,23 +218,23 @@ def outcomes_table(run: Run, rule: str) -> Table:
     tasks = [task for members in run.manifest["groups"].values() for task in members]
     for outcome in available_outcomes(run.scores):
         try:
-            metrics = outcome_metrics(comparable, f"{MARGIN}:{rule}" if outcome.name == MARGIN else outcome.name)
+            metrics = outcome_metrics(comparable, outcome.key(rule))
         except UsageError as error:
             notes.append(str(error))
-            rows.append([outcome.title, *[UNKNOWN] * (len(tasks) + 1)])
+            rows.append([outcome.scale.name, *[UNKNOWN] * (len(tasks) + 1)])
         else:
             values = [metric.value for metric in metrics if metric.value is not None]
             means = [*values, sum(values) / len(values)]
             rows.append(
                 [
-                    outcome.title + direction_mark(outcome.higher_is_better),
+                    outcome.scale.name + direction_mark(outcome.scale.higher_is_better),
                     *map(MEANS.value, means),
                 ]
             )
     names = [label_of(task, run.manifest).short for task in tasks]
     title = f"The same scores as continuous outcomes (means over documents; {LOWER_NOTE})"
     table = simple_table("outcomes", ["outcome", *names, "Avg."], rows, title=title)
-    return table.with_notes(notes)
+    return table.with_notes([*notes, *invalid_outcomes()])
 
 
 def marked_label(task: str, manifest: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from evalkit.reporting.decimals import fixed
-from evalkit.runs.score_table import FRACTION
+from evalkit.runs.scales import FRACTION, Scale
 from evalkit.suites.templates import Piece
 
 if TYPE_CHECKING:
@@ -94,19 +94,12 @@ class AnsweredDocument:
 
 @dataclass(frozen=True)
 class AnswerView:
-    """A task whose documents were answered, with the metric of their scores; or why there are no documents."""
+    """A task whose documents were answered, with the scale of their scores; or why there are no documents."""
 
     task: str
-    metric: str
+    scale: Scale
     documents: Sequence[AnsweredDocument]
     problem: str = ""
-    unit: str | None = FRACTION
-    higher_is_better: bool | None = True
-
-    @property
-    def scale(self) -> dict[str, Any]:
-        """What the scores measure, in which unit, and whether higher is better, for JSON."""
-        return {"metric": self.metric, "unit": self.unit, "higher_is_better": self.higher_is_better}
 
 
 TaskView: TypeAlias = ChoiceView | AnswerView
@@ -124,7 +117,8 @@ def answer_views(table: pd.DataFrame, tasks: Collection[str], metric: Callable[[
     """
     for task, rows in table.groupby("task", sort=False):
         if not tasks or task in tasks:
-            yield AnswerView(str(task), metric(str(task)), list(map(_answered, rows.to_dict("records"))))
+            scale = Scale(metric(str(task)), FRACTION)
+            yield AnswerView(str(task), scale, list(map(_answered, rows.to_dict("records"))))
 
 
 def _answered(row: Mapping[Any, Any]) -> AnsweredDocument:

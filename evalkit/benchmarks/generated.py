@@ -31,6 +31,7 @@ from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
 from evalkit.runs.notes import model_line, notes_below
+from evalkit.runs.scales import FRACTION, Scale
 from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ class GeneratedBenchmark(Benchmark):
 
 def share_measure(metric: str) -> Measure:
     """Return the measure of scores from 0 to 1."""
-    return Measure(f"{metric} in %", True, metric)
+    return Measure(Scale(metric, FRACTION), f"{metric} in %", graded=True)
 
 
 class FinishedAnswers(FinishedResults):

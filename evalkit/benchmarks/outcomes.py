@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from evalkit.errors import UnknownNameError
@@ -18,7 +17,8 @@ from evalkit.reporting.numbers import METRICS, SHARES, NumberFormat
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.notes import direction_mark, notes_below
-from evalkit.runs.score_table import CLUSTER, FRACTION, PERCENT
+from evalkit.runs.scales import Scale, stored_scale
+from evalkit.runs.score_table import CLUSTER
 from evalkit.runs.traits import caveat_mark
 
 if TYPE_CHECKING:
@@ -31,27 +31,52 @@ CONTENT = "content"
 """Column of documents with the hash of their content, where runs of other programs number them in their own way."""
 
 
-_WHOLE: dict[str | None, float] = {FRACTION: 1.0, PERCENT: 100.0}
-"""Unit of shares → the value of 100 %."""
+class Scaled:
+    """A number, or a measure of numbers, with its scale."""
+
+    scale: Scale
+
+    @property
+    def name(self) -> str:
+        return self.scale.name
+
+    @property
+    def unit(self) -> str | None:
+        return self.scale.unit
+
+    @property
+    def higher_is_better(self) -> bool | None:
+        return self.scale.higher_is_better
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        return self.scale.bounds
+
+    @property
+    def whole(self) -> float | None:
+        return self.scale.whole
+
+    @property
+    def is_share(self) -> bool:
+        return self.scale.is_fraction
+
+    @property
+    def span(self) -> float:
+        return self.scale.span
 
 
 @dataclass(frozen=True)
-class Metric:
+class Metric(Scaled):
     """One number of one task."""
 
+    scale: Scale
     task: str
-    name: str
-    """What is measured: "accuracy", "f1"."""
     n: int
     """Documents; 0 of an average over tasks."""
     value: float | None
     """None if there is nothing to measure."""
     stderr: float | None
     """Standard error of the mean over documents, if known."""
-    higher_is_better: bool | None = True
-    """None if neither direction is better."""
-    bounds: tuple[float, float] | None = (0.0, 1.0)
-    """Smallest and largest possible value; None if unbounded."""
     layer: int | None = None
     """Layer of the model, counted from 0; None for the whole model."""
     chance: float | None = None
@@ -60,16 +85,11 @@ class Metric:
     """Number of documents truncated to the context window, if known."""
     official: bool | None = None
     """Whether the documents are the published ones; None if none are published."""
-    unit: str | None = FRACTION
-    """None: unknown."""
-
-    def __post_init__(self) -> None:
-        _check_unit(self)
 
     @property
-    def whole(self) -> float | None:
-        """The value of 100 %: 1 for fractions, 100 for percentages; None for other units."""
-        return _WHOLE.get(self.unit)
+    def stored(self) -> dict[str, Any]:
+        """The entries of the number in results.json, JSON and CSV."""
+        return self.scale.stored(self.value, self.stderr)
 
     @property
     def format(self) -> NumberFormat:
@@ -78,58 +98,47 @@ class Metric:
 
     @property
     def record(self) -> dict[str, Any]:
-        """All fields, for JSON and CSV: the name is that of the "metric", as in results.json."""
-        fields = asdict(self)
-        return {"task": fields.pop("task"), "metric": fields.pop("name")} | fields
-
-
-def scale_of(of: Metric | Measure) -> dict[str, Any]:
-    """Return what a number measures, in which unit, and whether higher is better, for JSON and CSV."""
-    return {"metric": of.name, "unit": of.unit, "higher_is_better": of.higher_is_better}
-
-
-def stored_value(of: Metric | Measure, value: float | None, stderr: float | None) -> dict[str, Any]:
-    """Return the entries of a number in results.json, JSON and CSV."""
-    return scale_of(of) | {"value": value, "stderr": stderr}
+        """All fields, for JSON and CSV."""
+        return {
+            "task": self.task,
+            "metric": self.name,
+            "n": self.n,
+            "value": self.value,
+            "stderr": self.stderr,
+            "higher_is_better": self.higher_is_better,
+            "bounds": self.bounds,
+            "layer": self.layer,
+            "chance": self.chance,
+            "truncated": self.truncated,
+            "official": self.official,
+            "unit": self.unit,
+        }
 
 
 def headline_entries(metric: Metric | None) -> dict[str, Any]:
-    """Return the entries of a run's headline (`stored_value`), which are None if it has none."""
+    """Return the entries of a run's headline in JSON and CSV, which are None if it has none."""
     if metric is None:
         return dict.fromkeys(("metric", "unit", "higher_is_better", "value", "stderr"))
-    return stored_value(metric, metric.value, metric.stderr)
+    return metric.stored
 
 
 def average_metric(average: Mapping[str, Any]) -> Metric:
     """Return an average of results.json as a metric, whose task is the average's name."""
-    fields = ("higher_is_better", "value", "stderr", "unit")
-    about = {name: average[name] for name in fields}
-    whole = _WHOLE.get(average["unit"])
-    bounds = None if whole is None else (0.0, whole)
-    return Metric(average["name"], average["metric"], n=0, bounds=bounds, **about)
-
-
-def _check_unit(of: Metric | Measure) -> None:
-    """Raise a `ValueError` if a share has other bounds than its unit's: it would be printed in percent."""
-    whole = _WHOLE.get(of.unit)
-    if whole is not None and of.bounds != (0.0, whole):
-        raise ValueError(f"{of.name}: a {of.unit} is from 0 to {whole:g}, not within {of.bounds}; give its unit")
+    return Metric(stored_scale(average), average["name"], 0, average["value"], average["stderr"])
 
 
 @dataclass(frozen=True)
-class Measure:
-    """Score of single documents under a rule: description, bounds and direction."""
+class Measure(Scaled):
+    """Score of single documents under a rule.
 
+    Rules whose measures have scales of the same name are alternative ways to measure it.
+    """
+
+    scale: Scale
     words: str
     """Description in one line, with the unit if the score is not a fraction."""
     graded: bool
     """False: a score is 1 (right) or 0 (wrong), so that means are accuracies."""
-    name: str = "score"
-    """What is measured, as in `Metric`; rules whose measures share a name are alternative ways to measure it."""
-    bounds: tuple[float, float] | None = (0.0, 1.0)
-    """Smallest and largest possible score; None if unbounded. Fractions, from 0 to 1, are printed in percent."""
-    higher_is_better: bool | None = True
-    """None if neither direction is better."""
     layers: tuple[int, ...] = ()
     """Layers that each score every document; empty if a document has one score."""
     alternatives: Literal["rule", "prompt"] = "rule"
@@ -140,20 +149,14 @@ class Measure:
     """Share of the scores up to which a difference of means is rounding: one checkpoint, computed in two ways."""
     least_documents: int = 0
     """Documents below which a task alone has no verdict: the scores have rare outliers, which fewer do not show."""
-    unit: str | None = FRACTION
-    """None: unknown."""
 
-    def __post_init__(self) -> None:
-        _check_unit(self)
 
-    @property
-    def is_share(self) -> bool:
-        return self.bounds == (0.0, 1.0)
-
-    @property
-    def span(self) -> float:
-        """The largest possible difference of two scores."""
-        return self.bounds[1] - self.bounds[0] if self.bounds else inf
+def flat_fields(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a dataclass's fields for `asdict(…, dict_factory=flat_fields)`: those of a scale are its measure's."""
+    record: dict[str, Any] = {}
+    for name, value in fields:
+        record |= value if name == "scale" else {name: value}
+    return record
 
 
 class Comparable(ABC):

@@ -18,10 +18,10 @@ from sys import float_info
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from evalkit.benchmarks import generated
-from evalkit.benchmarks.answer_metrics import AnswerMetric, answer_measure, find_answer_metric
+from evalkit.benchmarks.answer_metrics import AnswerMetric, find_answer_metric, measure_of
 from evalkit.benchmarks.base import ListedSuite
 from evalkit.benchmarks.generated import AnswerPlan, TaskDocuments, answer_columns
-from evalkit.benchmarks.outcomes import Measure, Metric, average_metric, metrics_report, stored_value
+from evalkit.benchmarks.outcomes import Measure, Metric, average_metric, metrics_report
 from evalkit.benchmarks.request import DocumentRequest
 from evalkit.data.requests import AnswerDocument
 from evalkit.data.sampling import repeated_prompts
@@ -35,6 +35,7 @@ from evalkit.requests.requests import Generate
 from evalkit.requests.rows import GeneratedRow
 from evalkit.runs.folder import StoredTask, StoredValue
 from evalkit.runs.journal import FinishedRows
+from evalkit.runs.scales import FRACTION, Scale, stored_scale
 from evalkit.runs.writing import RunWriter
 from evalkit.stats.estimates import error_of_average, known_error
 from evalkit.stats.estimates import mean as mean_of
@@ -100,10 +101,8 @@ class FinishedPrompted(generated.FinishedAnswers):
         self.refuse_rule(rule)
         metrics = []
         for task in self.run.stored["tasks"]:
-            measure = _stored_measure(task)
-            scored = (task["task"], measure.name, task["n"], task["value"], task["stderr"])
-            scale = (measure.higher_is_better, measure.bounds)
-            metrics.append(Metric(*scored, *scale, truncated=task["truncated"], unit=measure.unit))
+            numbers = (task["n"], task["value"], task["stderr"])
+            metrics.append(Metric(_scale(task), task["task"], *numbers, truncated=task["truncated"]))
         return metrics
 
     def measures(self) -> dict[str, Measure]:
@@ -119,10 +118,9 @@ class FinishedPrompted(generated.FinishedAnswers):
     def views(self, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
         from evalkit.benchmarks.document_views import answer_views
 
-        measures = {task["task"]: _stored_measure(task) for task in self.run.stored["tasks"]}
+        scales = {task["task"]: _scale(task) for task in self.run.stored["tasks"]}
         for view in answer_views(self.answers(), tasks, self.metric_of):
-            measure = measures[view.task]
-            yield replace(view, unit=measure.unit, higher_is_better=measure.higher_is_better)
+            yield replace(view, scale=scales[view.task])
 
     def report(self, rule: str | None = None, detail: bool = False) -> Report:
         metrics = self.metrics(rule)
@@ -214,9 +212,10 @@ class AnswersBenchmark(generated.GeneratedBenchmark):
         asked = document.document
         metric = document.metric
         score = float(metric.score(answer.text, asked.references))
-        low, high = metric.bounds or (-float_info.max, float_info.max)
+        bounds = metric.scale.bounds
+        low, high = bounds or (-float_info.max, float_info.max)
         if not low <= score <= high:  # NaN is not
-            expected = f"{low:g} to {high:g}" if metric.bounds else "a finite number"
+            expected = f"{low:g} to {high:g}" if bounds else "a finite number"
             raise ScoringError(f"{task} document {answer.document}: {metric.name} scores {score}; expected {expected}")
         columns = answer_columns(answer)
         text = columns.pop("text")
@@ -245,7 +244,7 @@ class AnswersBenchmark(generated.GeneratedBenchmark):
                 "truncated": int(rows["truncated"].sum()),
                 "graded": measure.graded,
                 "bounds": measure.bounds,
-                **stored_value(measure, float(scores.mean()), error),
+                **measure.scale.stored(float(scores.mean()), error),
             }
         averages = []
         for name, tasks in _groups(plan.manifest).items():
@@ -254,7 +253,7 @@ class AnswersBenchmark(generated.GeneratedBenchmark):
             error = error_of_average([member["stderr"] for member in members])
             measure = _common_measure([measures[task] for task in tasks])
             size = plan.manifest.get("sizes", {}).get(name, len(tasks))
-            averages.append({"name": part_name(name, len(tasks), size)} | stored_value(measure, value, error))
+            averages.append({"name": part_name(name, len(tasks), size)} | measure.scale.stored(value, error))
         return {"tasks": list(results.values()), "averages": averages}
 
 
@@ -281,7 +280,7 @@ class PromptedBenchmark(AnswersBenchmark):
 
     def answer_metric(self, name: str) -> AnswerMetric:
         has_own = type(self).score is not PromptedBenchmark.score
-        return AnswerMetric(self.metric, self.score) if has_own else find_answer_metric(name)
+        return AnswerMetric(Scale(self.metric, FRACTION), self.score) if has_own else find_answer_metric(name)
 
     def plan(self, request: PromptedRequest, say: Say) -> AnswerPlan:
         self._check_score()
@@ -326,24 +325,24 @@ def _groups(manifest: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     return groups | {"Average": tuple(manifest["documents"])}
 
 
-def _scale(metric: AnswerMetric) -> tuple[Any, ...]:
-    return metric.unit, metric.bounds, metric.higher_is_better
-
-
 def _check_scales(metrics: Sequence[AnswerMetric]) -> None:
     """Raise a `UsageError` for metrics whose scores have no mean."""
     for first, metric in pairwise(metrics):
-        if _scale(metric) != _scale(first):
+        if metric.scale != first.scale.named(metric.name):
             raise UsageError(
                 f"metrics {first.name} and {metric.name} differ in unit, bounds or direction, so that their tasks have "
                 "no average; write a suite for each"
             )
 
 
-def _stored_measure(task: Mapping[str, Any]) -> Measure:
-    """Return the measure of a task of results.json."""
+def _scale(task: Mapping[str, Any]) -> Scale:
+    """Return the scale of a task of results.json."""
     bounds = task["bounds"] and tuple(task["bounds"])
-    return answer_measure(task["metric"], task["graded"], bounds, task["higher_is_better"], task["unit"])
+    return replace(stored_scale(task), bounds=bounds)
+
+
+def _stored_measure(task: Mapping[str, Any]) -> Measure:
+    return measure_of(_scale(task), task["graded"])
 
 
 def _common_measure(measures: Sequence[Measure]) -> Measure:
@@ -353,4 +352,4 @@ def _common_measure(measures: Sequence[Measure]) -> Measure:
     if len(by_name) == 1:
         return first
     words = f"metric of each task ({', '.join(by_name)}), averaged over tasks"
-    return replace(first, words=words, graded=True, name="score")
+    return replace(first, scale=first.scale.named("score"), words=words, graded=True)

@@ -24,10 +24,10 @@ from evalkit.display import Say, doing
 from evalkit.errors import DataError, UsageError
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.requests.requests import RunRequests
+from evalkit.runs.continuous import BITS_PER_BYTE, outcome_of
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import specification_id
 from evalkit.runs.rules import Rule, find_rule, of_task
-from evalkit.runs.score_table import OF_ONE, outcome_of
 from evalkit.suites.choice_requests import ChoiceRequests
 from evalkit.suites.prompt_sets import PromptSet, in_orders, load_prompts, orders_of
 from evalkit.suites.questions import by_subtask, selected_documents
@@ -159,18 +159,20 @@ def _own_key(
     The outcome of documents with one gold answer is bits per byte. True: of all tasks; False: of none.
     """
     single = [task for task in tasks if task in requests and requests[task].single]
-    key = requested or ("bits_per_byte" if single else None)
+    key = requested or (BITS_PER_BYTE if single else None)
     if key is not None and (outcome_and_rule := outcome_of(key)) is not None:
-        name = outcome_and_rule[0].name
-        if name == "greedy_match" and len(single) < len(tasks):
-            raise UsageError("outcome greedy_match is of documents with one gold answer; use another --rule")
-        if single and name not in OF_ONE:
-            raise UsageError(f"outcome {name} compares choices, and documents of {single[0]} have one gold answer")
-        return key, False
+        outcome, _ = outcome_and_rule
+        if outcome.documents == "single" and len(single) < len(tasks):
+            raise UsageError(f"outcome {outcome.name} is of documents with one gold answer; use another --rule")
+        if outcome.documents == "choices" and single:
+            raise UsageError(
+                f"outcome {outcome.name} compares choices, and documents of {single[0]} have one gold answer"
+            )
+        return key, "ll_unconditional" in outcome.columns
     if single:
         raise UsageError(
             f"rule {key} chooses between several answers, and documents of {single[0]} have one gold answer; use "
-            "--rule bits_per_byte, or other --tasks"
+            f"--rule {BITS_PER_BYTE}, or other --tasks"
         )
     rule = _rule_of(key, templates)
     if rule.by_task is None:

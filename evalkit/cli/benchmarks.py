@@ -124,7 +124,7 @@ def decide(
     evalkit decide CKPT_A CKPT_B --margin 1 --max-sample 3200
     evalkit decide CKPT_A CKPT_B --outcome bits_per_byte --margin 0.01
     """
-    from evalkit.runs.score_table import outcome_key
+    from evalkit.runs.continuous import outcome_key
     from evalkit.studies.deciding import decide as decided
     from evalkit.studies.deciding import decision_report
 

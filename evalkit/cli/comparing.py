@@ -81,7 +81,7 @@ def compare(
     from evalkit.comparison.comparison_report import comparison_report
     from evalkit.comparison.curves import curve_report
     from evalkit.comparison.differences import exit_code
-    from evalkit.runs.score_table import outcome_key
+    from evalkit.runs.continuous import outcome_key
     from evalkit.stats.sequential import Looks
 
     of_two: dict[str, object] = {"fail_if_worse": fail_if_worse, "margin": margin, "pair_seeds": pair_seeds or None}
@@ -117,7 +117,7 @@ def _curves(source: Source, runs: Sequence[str], key: str | None) -> tuple[list[
     """Return the curves of the trainings that a command names, and notes."""
     from evalkit.comparison.curves import curve
     from evalkit.comparison.sides import trainings_of
-    from evalkit.runs.score_table import with_default_rule
+    from evalkit.runs.continuous import with_default_rule
 
     if not (results := source.results):
         return [curve(side, key) for side in trainings_of(*source.named(runs))], []
@@ -160,7 +160,7 @@ def plan(
     """
     from evalkit.comparison.pairing import pair
     from evalkit.comparison.planning import plan_guess, plan_pairing
-    from evalkit.runs.score_table import outcome_key
+    from evalkit.runs.continuous import outcome_key
 
     for name, share in (("--accuracy", accuracy), ("--discordant", discordant)):
         if share is not None and not 0 < share <= 100:
@@ -204,7 +204,7 @@ def _sides(
     """Return the sides that a command names, the key under a study's default rule, and notes."""
     from evalkit.benchmarks.registry import has_default_measure
     from evalkit.comparison.sides import last_checkpoints, sides_of
-    from evalkit.runs.score_table import with_default_rule
+    from evalkit.runs.continuous import with_default_rule
 
     if results := source.results:
         from evalkit.studies.results import study_sides

@@ -22,8 +22,9 @@ from evalkit.exchange.exports import GROUP, form_names
 from evalkit.plugins import added
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import plain, simple_table
+from evalkit.runs.continuous import all_outcomes, invalid_outcomes
 from evalkit.runs.rules import all_rules, invalid_rules
-from evalkit.runs.score_table import ACCURACY, OUTCOMES
+from evalkit.runs.scales import ACCURACY
 from evalkit.suites.suites import label_of
 from evalkit.suites.templates import load_template, template_names
 from evalkit.tables.layout import layout_names, load_layout
@@ -92,11 +93,10 @@ def rules() -> Report:
 def outcomes() -> Report:
     """Return the outcomes of documents that can be compared, with their formulas."""
     rows = [[ACCURACY, "[argmax_k s(k) = g]", "whether the rule chooses the gold answer; higher is better"]]
-    for outcome in OUTCOMES.values():
-        better = "higher" if outcome.higher_is_better else "lower"
-        rows.append([outcome.name, outcome.formula, f"{outcome.description}; {better} is better"])
+    for outcome in all_outcomes():
+        rows.append([outcome.name, outcome.formula, f"{outcome.description}; {outcome.scale.direction}"])
     legend = "g: gold answer; k: choices; L: log-likelihood; p: softmax of L over the choices; s: the rule's score"
-    return _listed("outcomes", "outcome|formula|what it is of a document", rows, [legend])
+    return _listed("outcomes", "outcome|formula|what it is of a document", rows, [legend, *invalid_outcomes()])
 
 
 def tables() -> Report:

@@ -41,7 +41,7 @@ def noise(
     """
     from evalkit.comparison.noise import NoiseStudy
     from evalkit.comparison.noise_report import draw_noise, noise_report
-    from evalkit.runs.score_table import outcome_key, with_default_rule
+    from evalkit.runs.continuous import outcome_key, with_default_rule
     from evalkit.studies.results import read_results, study_trainings
 
     sizes = {small: large for small, _, large in (text.partition("=") for text in larger)}

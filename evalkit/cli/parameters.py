@@ -335,7 +335,7 @@ _CHECKS: dict[str, Any] = {"output": _check_output, "plot": _check_plot}
 _COMPLETED = {
     "--suite": "evalkit.benchmarks.registry:suite_names",
     "--rule": "evalkit.runs.rules:all_rules",
-    "--outcome": "evalkit.runs.score_table:OUTCOMES",
+    "--outcome": "evalkit.runs.continuous:all_outcomes",
     "--template": "evalkit.suites.templates:template_names",
     "--task": "evalkit.data:TASKS",
     "--tasks": "evalkit.data:TASKS",

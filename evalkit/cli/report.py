@@ -73,7 +73,7 @@ def report(
     with doing("reading runs"):
         from evalkit.data.sampling import DocumentSample
         from evalkit.pages.report import contents_of_runs, contents_of_study, write_report
-        from evalkit.runs.score_table import outcome_key
+        from evalkit.runs.continuous import outcome_key
 
         key = outcome_key(outcome, rule)
         if source.results is not None:

@@ -45,9 +45,9 @@ from evalkit.errors import UsageError
 from evalkit.escape import part_name
 from evalkit.inputs import values
 from evalkit.paths import RUNS
+from evalkit.runs.continuous import lacks_rule, outcome_key
 from evalkit.runs.folder import Run
 from evalkit.runs.notes import notes_of_runs
-from evalkit.runs.score_table import MARGIN, outcome_key
 from evalkit.stats.noise import autocorrelation
 from evalkit.stats.power import ALPHA
 from evalkit.stats.sequential import ONCE, Looks
@@ -202,7 +202,7 @@ def rule_of(pairings: Sequence[Pairing], rule: str | None) -> tuple[str, tuple[s
     """Return the one key for all pairs of sides, see `common_key`, and `Comparison.own_rules`."""
     graded = [run for pairing in pairings for run in pairing.graded]
     own = own_rules(graded)
-    return common_key(graded, rule), tuple(own) if rule in (None, MARGIN) and len(own) > 1 else ()
+    return common_key(graded, rule), tuple(own) if lacks_rule(rule) and len(own) > 1 else ()
 
 
 def compare_pairing(
@@ -214,7 +214,7 @@ def compare_pairing(
 ) -> Comparison:
     """Compare two sides under one rule, and under every other rule for agreement.
 
-    `rule` is a rule's name, or a continuous outcome (`runs.score_table.outcome_key`); None: that of `common_key`. A
+    `rule` is a rule's name, or a continuous outcome (`runs.continuous.outcome_key`); None: that of `common_key`. A
     rule that a run does not support raises `UsageError`. `sides` is the number of sides that are compared with A;
     `decided_together` takes the primary verdict.
     """

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from evalkit.benchmarks.outcomes import scale_of
+from evalkit.benchmarks.outcomes import flat_fields
 from evalkit.comparison.differences import TOO_FEW, UNDECIDED, Comparison, TaskDifference
 from evalkit.comparison.line import PAIRS, SEEDS, SIGN_FLIP
 from evalkit.comparison.sentences import (
@@ -62,7 +62,8 @@ def comparison_report(comparisons: Sequence[Comparison]) -> Report:
     parts = tuple(map(_one_comparison, comparisons, letters))
     content = []
     for compared, part in zip(comparisons, parts, strict=True):
-        content.append({"verdict": headline(compared)} | asdict(compared) | {"notes": list(part.notes)})
+        fields = asdict(compared, dict_factory=flat_fields)
+        content.append({"verdict": headline(compared)} | fields | {"notes": list(part.notes)})
     records = [record for compared in comparisons for record in _records(compared)]
     return Report((), content={"comparisons": content}, records=records, parts=parts)
 
@@ -86,7 +87,7 @@ def _one_comparison(compared: Comparison, b: str) -> Report:
 
 def _records(compared: Comparison) -> Iterator[dict[str, Any]]:
     columns = ("layer", *_COLUMNS) if compared.measure.layers else _COLUMNS
-    about = {"a": compared.a, "b": compared.b, "rule": compared.rule} | scale_of(compared.measure)
+    about = {"a": compared.a, "b": compared.b, "rule": compared.rule} | compared.measure.scale.entries
     for row in (*compared.tasks, *compared.averages):
         kind = "task" if isinstance(row, TaskDifference) else "average"
         numbers = {column: getattr(row, column, None) for column in columns}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evalkit.benchmarks.outcomes import Comparable, Measure, scale_of
+from evalkit.benchmarks.outcomes import Comparable, Measure, flat_fields
 from evalkit.comparison.line import line_label, line_name
 from evalkit.comparison.pairing import PairedTask, Pairing, pair, sample_names
 from evalkit.comparison.sentences import Unit, unit_of
@@ -22,7 +22,7 @@ from evalkit.escape import counted
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
-from evalkit.runs.score_table import ACCURACY
+from evalkit.runs.scales import ACCURACY
 from evalkit.runs.traits import selection_words
 from evalkit.stats.adjusted import at_least_task_intervals, pooled, size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.estimates import Estimate, average, interval, mean
@@ -66,7 +66,7 @@ class Curve:
 def curve(side: Side, rule: str | None = None, steps_of_runs: Sequence[int] | None = None, model: str = "") -> Curve:
     """Return the mean scores of every checkpoint of a training, on the documents that all of them have.
 
-    `rule` is a scoring rule or a continuous outcome (`runs.score_table.outcome_key`), by default the runs' own;
+    `rule` is a scoring rule or a continuous outcome (`runs.continuous.outcome_key`), by default the runs' own;
     `steps_of_runs` by default as `step_of` finds them; `model` the name that its seeds share, by default the side's.
     Runs without a step, with the same one, of another model or of other settings raise `UsageError`.
     """
@@ -186,9 +186,9 @@ def curve_report(curves: Sequence[Curve]) -> Report:
         tables.append(simple_table("curve", headers, rows, title=training.name if len(curves) > 1 else ""))
         for task, points in [*training.tasks.items(), ("Average", training.average)]:
             about = {"curve": training.name, "rule": training.rule, "task": task, "n": training.documents.get(task)}
-            about |= scale_of(training.measure)
+            about |= training.measure.scale.entries
             records += [about | asdict(point) for point in points]
-    content = {"curves": [asdict(training) for training in curves]}
+    content = {"curves": [asdict(training, dict_factory=flat_fields) for training in curves]}
     notes = (curves[0].measure.words, *dict.fromkeys(map(_documents, curves)))
     return Report(tables, verdict, notes=notes, content=content, records=records)
 

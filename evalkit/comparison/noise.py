@@ -18,8 +18,8 @@ from evalkit.benchmarks.differences import differences
 from evalkit.comparison.pairing import PairedTask, pair
 from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
+from evalkit.runs.continuous import keys_beside
 from evalkit.runs.folder import Run
-from evalkit.runs.score_table import BESIDE, MARGIN
 from evalkit.stats import noise as measuring
 from evalkit.stats.estimates import Codes, Estimate, Floats, average, mean
 from evalkit.stats.noise import UNKNOWN, Bounded
@@ -208,8 +208,7 @@ class NoiseStudy:
     def keys(self, rule: str | None) -> list[str]:
         """Return the key of an outcome; or of a rule, by default the runs' own, and of the outcomes beside it."""
         key = self.pairing.key(rule)
-        others = BESIDE if self.pairing.graded[0].beside(key) else ()
-        return [key, *(f"{MARGIN}:{key}" if name == MARGIN else name for name in others)]
+        return [key, *(keys_beside(key) if self.pairing.graded[0].beside(key) else ())]
 
     def lines(self, key: str) -> list[NoiseLine]:
         """Return the noise under a rule or an outcome, without tasks whose answers are letters if it measures these."""

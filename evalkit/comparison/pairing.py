@@ -18,8 +18,9 @@ from evalkit.benchmarks.outcomes import CONTENT, Comparable, Measure
 from evalkit.benchmarks.registry import results_of
 from evalkit.comparison.sides import Side, check_pairs
 from evalkit.errors import UsageError
+from evalkit.runs.continuous import lacks_rule, with_default_rule
 from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.score_table import MARGIN, sources_of, weighted, with_default_rule
+from evalkit.runs.score_table import sources_of, weighted
 from evalkit.runs.traits import caveats, is_imported, unofficial
 from evalkit.stats.estimates import Codes, Floats
 from evalkit.stats.sequential import ONCE, Looks
@@ -143,7 +144,7 @@ def common_key(graded: Sequence[Comparable], rule: str | None) -> str:
 
     Of several own rules it is the first that all runs support. Raises `UsageError` if they have none in common.
     """
-    if rule not in (None, MARGIN):
+    if rule is not None and not lacks_rule(rule):
         return rule
     rules = own = own_rules(graded)
     if len(own) > 1:

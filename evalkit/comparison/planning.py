@@ -31,8 +31,9 @@ from evalkit.errors import UsageError
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
+from evalkit.runs.continuous import keys_beside
 from evalkit.runs.folder import Run
-from evalkit.runs.score_table import BESIDE, MARGIN
+from evalkit.runs.scales import ACCURACY, CORRECT
 from evalkit.stats.estimates import Estimate, Floats, average
 from evalkit.stats.power import ALPHA, MOST_SEEDS, mcnemar_detectable, seeds_detectable, t_detectable
 from evalkit.suites.suites import DEFAULT_SUITE
@@ -126,18 +127,18 @@ def plan_pairing(pairing: Pairing, rule: str | None, difference: float | None) -
     if 1 in counts and len(counts) > 1:
         raise UsageError("one side has several runs, the other a single one; a plan needs several of both, or one")
     graded, key, plans, unpaired = pairing.graded[0], pairing.key(rule), list[OutcomePlan](), list[OutcomePlan]()
-    for name in (key, *(BESIDE if graded.beside(key) else ())):
+    for name in (key, *(keys_beside(key) if graded.beside(key) else ())):
         letters = graded.of_letters(name) if plans else ()
         with suppress(*[UsageError] * len(plans)):  # a run may lack an outcome, as that of a log
             kept = replace(pairing, tasks=tuple(task for task in pairing.tasks if task.task not in letters))
-            lines = by_task(kept, of := f"{MARGIN}:{key}" if name == MARGIN else name)
-            title = f"accuracy ({key})" if (title := lines[0].measure.name) == "accuracy" else title
+            lines = by_task(kept, name)
+            title = f"accuracy ({key})" if (title := lines[0].measure.name) == ACCURACY else title
             expected = average_difference("Average", lines).difference
             if difference is not None and not plans:
                 expected = difference
             plans.append(OutcomePlan(title, lines, totals := _benchmark(pairing, lines)[1], expected))
             if pairing.in_pairs:
-                lines = by_task(replace(kept, in_pairs=False), of)
+                lines = by_task(replace(kept, in_pairs=False), name)
                 unpaired.append(OutcomePlan(f"{title}, unpaired", lines, totals, expected))
     suite, _ = _benchmark(pairing, plans[0].lines)
     compared = compare_pairing(pairing, key)
@@ -171,7 +172,7 @@ def plan_guess(
             )
         won: Floats = (np.arange(n)[None] < n * share / 2).astype(np.float64)
         paired = PairedTask(task, None, None, (np.arange(n),) * 2, 0, True)
-        lines.append(ScoredLine(paired, won, won[:, ::-1], Measure("right or wrong", False, "accuracy")))
+        lines.append(ScoredLine(paired, won, won[:, ::-1], Measure(CORRECT, "right or wrong", False)))
     return _report([OutcomePlan("accuracy", lines, [line.paired.n for line in lines], difference)], suite, 1)
 
 

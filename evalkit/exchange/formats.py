@@ -255,7 +255,7 @@ def _result(content: Content, score: ExportedScore) -> dict[str, Any]:
 def _description(content: Content, metric: Metric) -> str:
     if content.run.rule is None:
         where = "" if metric.layer is None else f" in layer {metric.layer}"
-        neither = "; neither higher nor lower is better" * (metric.higher_is_better is None)
+        neither = f"; {metric.scale.direction}" * (metric.higher_is_better is None)
         return f"mean {metric.name} over documents{where}{neither}"
     if content.run.manifest["specification"].get("prompts"):
         return f"{metric.name} by {content.rule}, mean over documents"

@@ -20,9 +20,10 @@ from evalkit.comparison.pairing import check_same_documents
 from evalkit.display import Say
 from evalkit.errors import EvalkitError, UnknownNameError, UsageError
 from evalkit.runs.accuracies import available_rules, rule_beside, with_choices
+from evalkit.runs.continuous import outcome_of
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import Floats, best_choices, find_rule, row_scores
-from evalkit.runs.score_table import SEGMENTS, outcome_of
+from evalkit.runs.score_table import SEGMENTS
 from evalkit.suites.templates import Piece
 
 Flags = NDArray[np.bool_]
@@ -146,7 +147,7 @@ class DocumentOutcome:
             return {"gold": self.gold} | self.task.decided.of(self.number) | known
         view, answer = self.task.view, self.answer
         assert isinstance(view, AnswerView) and answer is not None
-        about = {"answer": answer.answer, "references": list(answer.references)} | view.scale
+        about = {"answer": answer.answer, "references": list(answer.references)} | view.scale.entries
         return about | {"score": answer.score} | known | dict(answer.facts)
 
     def record(self) -> dict[str, Any]:

@@ -43,7 +43,8 @@ def document_report(selected: SelectedDocument, names: Sequence[str], with_promp
             notes += _notes(document)
         elif answer := document.answer:
             rows = [["answer", answer.answer], *(["reference", text] for text in answer.references)]
-            rows += [[f"score ({document.task.view.metric})", fixed(answer.score, 3)], *map(list, answer.facts.items())]
+            metric = document.task.view.scale.name
+            rows += [[f"score ({metric})", fixed(answer.score, 3)], *map(list, answer.facts.items())]
             tables.append(simple_table("answer", ["", ""], rows, texts=2, title=title))
     if first.task.view.problem:
         notes.append(f"texts: {first.task.view.problem}")
@@ -214,7 +215,7 @@ def _list_notes(selection: Selection, shown: Sequence[SelectedDocument], rule: s
         yield f"margin: {margin}; log-likelihoods are in nats"
     yield from notes_of_runs((of_run.run.model, of_run.run.manifest) for of_run in selection.tasks[0])
     views = [first.view for first, *_ in selection.tasks]
-    if metrics := dict.fromkeys(view.metric for view in views if isinstance(view, AnswerView)):
+    if metrics := dict.fromkeys(view.scale.name for view in views if isinstance(view, AnswerView)):
         yield f"score: {', '.join(metrics)}"
     problems = dict.fromkeys(first.task.view.problem for first, *_ in shown)
     yield from (f"texts: {problem}" for problem in problems if problem)

@@ -25,7 +25,8 @@ from evalkit.errors import RunError
 from evalkit.escape import in_json
 from evalkit.inspection.outcomes import DocumentName, TaskOutcomes, decisions, own_rule, run_outcomes
 from evalkit.runs.folder import Run
-from evalkit.runs.score_table import ACCURACY, FRACTION, SEGMENTS
+from evalkit.runs.scales import CORRECT
+from evalkit.runs.score_table import SEGMENTS
 from evalkit.suites.templates import Piece
 
 Arrays: TypeAlias = dict[str, tuple[str, NDArray[Any]]]
@@ -171,8 +172,7 @@ def _choices(members: Sequence[_Member], names: Sequence[DocumentName], problem:
         arrays[f"{run}/n"] = ("i4", np.nan_to_num(tokens, nan=UNKNOWN))
         arrays[f"{run}/truncated"] = ("i4", np.nan_to_num(truncated))
     rules = [rule for rule in placed[0][1].rules if all(rule in view.rules for _, view, *_ in placed)]
-    scale = {"metric": ACCURACY, "unit": FRACTION, "higher_is_better": True}
-    return {"kind": "choices", "rules": rules} | scale, header, arrays
+    return {"kind": "choices", "rules": rules} | CORRECT.entries, header, arrays
 
 
 def _text(outcomes: TaskOutcomes, name: DocumentName) -> ChoiceText | None:
@@ -228,5 +228,5 @@ def _answers(members: Sequence[_Member], names: Sequence[DocumentName], problem:
         arrays[f"{run}/score"] = ("f8", np.array(scores, float))  # None becomes NaN
     view = members[0][1].view
     assert isinstance(view, AnswerView)
-    about = {"kind": "answers", "rules": []} | view.scale
+    about = {"kind": "answers", "rules": []} | view.scale.entries
     return about, {**header, "problem": problem, "runs": runs}, arrays

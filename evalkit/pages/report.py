@@ -34,8 +34,8 @@ from evalkit.pages.page import Page, PageFigure, Panel, svg_of, write_page
 from evalkit.pages.tables import PageBenchmark
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
+from evalkit.runs.continuous import with_default_rule
 from evalkit.runs.folder import Run
-from evalkit.runs.score_table import with_default_rule
 from evalkit.studies.results import StudyResults, StudyTraining, finished_sides
 from evalkit.studies.study import StudyBenchmark, StudyCheckpoint, select, trainings
 

@@ -181,12 +181,12 @@ def scored_rows(document: DocumentHead, scores: Sequence[Scores]) -> list[Scored
 
     counts = by_segment(None)
     sums = by_segment(logprobs)
-    wanted = by_segment(document.is_scored[has_score])
+    scored = by_segment(document.is_scored[has_score])
     sizes = None if document.bytes is None else by_segment(document.bytes[has_score]).astype(np.int64)
     rows = []
     for number, head in enumerate(document.heads):
         present = np.flatnonzero(counts[number])
-        likelihoods = [float(sums[number, code]) if wanted[number, code] else None for code in present]
+        likelihoods = [float(sums[number, code]) if scored[number, code] else None for code in present]
         greedy = None
         if head.greedy:
             is_continuation = document.segments[starts[number] : starts[number + 1]] == _CONTINUATION

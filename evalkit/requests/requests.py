@@ -33,7 +33,7 @@ class Score(NamedTuple):
     segments: NDArray[np.integer[Any]]
     """[length] code of each token's segment."""
     is_scored: NDArray[np.bool_]
-    """[length] whether the log-probability of each token is wanted."""
+    """[length] whether the log-probability of each token is computed."""
     part: int = 0
     parts: int = 1
     greedy: bool = False

@@ -62,8 +62,8 @@ class ScoredRow(NamedTuple):
         """Return the number of tokens and the log-likelihood of a segment; 0 and None if it is absent."""
         if segment not in self.segments:
             return 0, None
-        place = self.segments.index(segment)
-        return self.tokens[place], self.likelihoods[place]
+        index = self.segments.index(segment)
+        return self.tokens[index], self.likelihoods[index]
 
 
 class GeneratedRow(NamedTuple):

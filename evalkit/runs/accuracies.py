@@ -1,33 +1,19 @@
-"""What a score table says: accuracies with standard errors under a rule, and continuous outcomes of each document.
-
-Every accuracy has its n and standard error. Neither imports torch, nor runs a model.
-"""
+"""Accuracies with n and standard errors, from a score table under a rule; without torch."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from evalkit.errors import RunError, UsageError
+from evalkit.errors import UsageError
 from evalkit.escape import brief, counted, part_name
 from evalkit.reporting.numbers import MEANS
-from evalkit.runs.rules import Floats, Rule, all_rules, decide, find_rule, row_scores, single_answers, why_unusable
-from evalkit.runs.score_table import (
-    ACCURACY,
-    FRACTION,
-    MARGIN,
-    OF_ONE,
-    OUTCOMES,
-    ContinuousOutcome,
-    sources_of,
-    weighted,
-    why_unsized,
-)
+from evalkit.runs.rules import Floats, all_rules, decide, find_rule, single_answers, why_unusable
+from evalkit.runs.scales import ACCURACY, FRACTION
+from evalkit.runs.score_table import sources_of, weighted
 from evalkit.stats.estimates import error_of_average, known_error, mean
 
 
@@ -201,64 +187,3 @@ def average_of(name: str, tasks: Sequence[TaskResult], size: int) -> Average:
             [None if task.stderr is None else task.stderr / (1 - task.chance) for task in tasks]
         ),
     )
-
-
-def available_outcomes(scores: pd.DataFrame) -> list[ContinuousOutcome]:
-    """Return the outcomes that every document of a score table has."""
-    greedy, single = not scores["greedy"].isna().any(), single_answers(scores)
-    return [
-        outcome
-        for name, outcome in OUTCOMES.items()
-        if (greedy if name == "greedy_match" else name in OF_ONE or not single)
-    ]
-
-
-def document_outcomes(table: pd.DataFrame, outcome: ContinuousOutcome, rule: Rule | None) -> Floats:
-    """Return each document's outcome, [documents]. A document's rows are adjacent, its choices in order.
-
-    `rule` is that of a margin. Raises `UsageError` if a document has no such outcome.
-    """
-    if outcome.name not in OF_ONE and (single := single_answers(table)):
-        raise UsageError(f"outcome {outcome.name} compares choices, and documents of {single[0]} have one answer")
-    choice = table["choice"].to_numpy()
-    starts = np.flatnonzero(choice == 0)
-    counts = np.diff(np.append(starts, len(table)))
-    gold = starts + table["gold"].to_numpy()[starts]
-    if (gold >= starts + counts).any():
-        raise RunError("the score table is damaged: a gold answer is not one of its document's choices")
-    if outcome.name == MARGIN:
-        assert rule is not None
-        scores = row_scores(table, rule)
-        others = scores.copy()
-        others[gold] = -np.inf
-        with np.errstate(invalid="ignore"):
-            outcomes: Floats = scores[gold] - np.maximum.reduceat(others, starts)
-        if (missing := np.flatnonzero(~np.isfinite(outcomes))).size:
-            row = table.iloc[starts[missing[0]]]
-            where = f"{row['subtask']} document {row['doc_id']}"
-            raise UsageError(f"{where} has a single choice, or one without a finite {rule.name}, and so no margin")
-        return outcomes
-    if outcome.name == "greedy_match":
-        if (unknown := table["greedy"].isna()).any():
-            task = table["task"][unknown].iloc[0]
-            raise UsageError(f"outcome greedy_match is of documents with one gold answer, which {task} does not have")
-        return np.asarray(table["greedy"].to_numpy(float)[gold])
-    likelihood: Floats = table["ll_continuation"].to_numpy(float)
-    if not np.isfinite(likelihood).all():
-        raise RunError("the score table is damaged: a continuation has no finite log-likelihood")
-    if outcome.name == "log_likelihood":
-        return np.asarray(likelihood[gold])
-    if outcome.name == "bits_per_byte":
-        if unsized := why_unsized(table):
-            raise UsageError(f"outcome bits_per_byte needs {unsized}, or use log_loss, brier or margin")
-        size: Floats = table["bytes"].to_numpy(float)[gold]
-        if not (size > 0).all():
-            raise RunError("the score table is damaged: a gold answer has no bytes")
-        return np.asarray(-likelihood[gold] / (math.log(2) * size))
-    shifted = likelihood - np.repeat(np.maximum.reduceat(likelihood, starts), counts)
-    log_probability: Floats = shifted - np.repeat(np.log(np.add.reduceat(np.exp(shifted), starts)), counts)
-    if outcome.name == "log_loss":
-        return np.asarray(-log_probability[gold])
-    distance = np.exp(log_probability)
-    distance[gold] -= 1
-    return np.asarray(np.add.reduceat(distance**2, starts))

@@ -7,8 +7,7 @@ Notation: L(s) is the log-likelihood and n(s) the token count of segment s; the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.errors import RunError, UsageError
-from evalkit.plugins import added, call_added, load_added
+from evalkit.plugins import all_entries, call_added, load_entry
 from evalkit.runs.score_table import CLUSTER, SEGMENTS, why_unsized
 
 if TYPE_CHECKING:
@@ -174,27 +173,24 @@ RULES: dict[str, Rule] = {
 }
 
 
+def lm_eval_metric(rule: str) -> str:
+    """Return a rule's metric in lm-eval's files, with a prefix that shows the accuracies of all rules as accuracies."""
+    return {"pmi": "acc_mutual_info"}.get(rule, rule if rule.startswith("acc") else f"acc_{rule}")
+
+
 @cache
 def find_rule(name: str) -> Rule:
     """Return a rule by name, of evalkit or another package; `UnknownNameError`, or `UsageError` if it is invalid."""
-    if name in RULES:
-        return RULES[name]
-    rule = load_added(GROUP, name, "rule", tuple(RULES))
-    if not isinstance(rule, Rule) or rule.name != name:
-        loaded = f"a rule named '{rule.name}'" if isinstance(rule, Rule) else f"a {type(rule).__name__}"
-        raise UsageError(f"entry point '{name}' of {GROUP} is {loaded}; it must be a Rule with the entry point's name")
+    rule = load_entry(GROUP, name, "rule", Rule, RULES)
     known = (*SEGMENTS, "unconditional")
     if unknown := [segment for segment in rule.segments if segment not in known]:
         raise UsageError(f"rule {name} needs the segment '{unknown[0]}', which is not one of {', '.join(known)}")
     return rule
 
 
-def all_rules() -> Iterator[Rule]:
-    """Yield evalkit's own rules, then those of other packages that can be loaded, sorted by name."""
-    yield from RULES.values()
-    for name in sorted(added(GROUP).keys() - RULES.keys()):
-        with suppress(UsageError):
-            yield find_rule(name)
+def all_rules() -> list[Rule]:
+    """Return evalkit's own rules, then those of other packages that can be loaded, sorted by name."""
+    return all_entries(GROUP, RULES, find_rule)[0]
 
 
 def distinct(names: Sequence[str], chosen: str) -> list[str]:
@@ -207,13 +203,9 @@ def distinct(names: Sequence[str], chosen: str) -> list[str]:
     return [name for name in names if name in kept.values()]
 
 
-def invalid_rules() -> Iterator[str]:
-    """Yield the reason for each rule of another package that cannot be loaded."""
-    for name in sorted(added(GROUP).keys() - RULES.keys()):
-        try:
-            find_rule(name)
-        except UsageError as error:
-            yield str(error)
+def invalid_rules() -> list[str]:
+    """Return the reason for each rule of another package that cannot be loaded."""
+    return all_entries(GROUP, RULES, find_rule)[1]
 
 
 def why_unusable(rule: Rule, table: pd.DataFrame) -> str | None:

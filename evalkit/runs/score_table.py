@@ -1,17 +1,15 @@
-"""The score table: one row for each (task, document, choice); and the names of the outcomes that are read from it.
+"""The score table: one row for each (task, document, choice).
 
 Code that needs a model writes this table; code that decides, compares or prints only reads it, without torch. An
-outcome is right or wrong under a rule (`rules.py`), or continuous (`accuracies.document_outcomes`).
+outcome is right or wrong under a rule (`rules.py`), or continuous (`continuous.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from evalkit.data.requests import is_macro
-from evalkit.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,124 +134,3 @@ def why_unsized(table: pd.DataFrame) -> str | None:
         return None
     tasks = ", ".join(table["task"][unknown].unique())
     return f"the options' lengths, which the log of {tasks} lacks; import it with its results_<time>.json beside it"
-
-
-@dataclass(frozen=True)
-class ContinuousOutcome:
-    """A number for each document: more than right or wrong."""
-
-    name: str
-    title: str
-    description: str
-    formula: str
-    higher_is_better: bool
-    bounds: tuple[float, float] | None
-    """Smallest and largest possible value; None if unbounded."""
-    unit: str
-
-
-FRACTION, PERCENT = "fraction", "percent"
-"""Units of shares: from 0 to 1, and from 0 to 100."""
-ACCURACY = "accuracy"
-"""The outcome of a rule: right or wrong."""
-MARGIN = "margin"
-
-OUTCOMES: dict[str, ContinuousOutcome] = {
-    outcome.name: outcome
-    for outcome in (
-        ContinuousOutcome(
-            "bits_per_byte",
-            "bits per byte",
-            "negative log-likelihood of the gold answer in bits per UTF-8 byte of it",
-            "-L(g) / (ln 2 bytes(g))",
-            False,
-            None,
-            "bits per byte",
-        ),
-        ContinuousOutcome(
-            "log_loss",
-            "log loss",
-            "negative logarithm, in nats, of the gold answer's probability among the choices",
-            "-ln p(g)",
-            False,
-            None,
-            "nats",
-        ),
-        ContinuousOutcome(
-            "brier",
-            "Brier score",
-            "squared distance of the choices' probabilities from right and wrong, summed over the choices",
-            "sum_k (p(k) - [k = g])^2",
-            False,
-            (0.0, 2.0),
-            "squared probability",
-        ),
-        ContinuousOutcome(
-            "log_likelihood",
-            "log-likelihood",
-            "log-likelihood of the gold answer, in nats",
-            "L(g)",
-            True,
-            None,
-            "nats",
-        ),
-        ContinuousOutcome(
-            "greedy_match",
-            "greedy match",
-            "whether greedy decoding gives the single gold answer: each of its tokens is the argmax",
-            "[g is the argmax, token by token]",
-            True,
-            (0.0, 1.0),
-            FRACTION,
-        ),
-        ContinuousOutcome(
-            MARGIN,
-            "margin",
-            "the rule's score of the gold answer less that of the best other choice; positive where the rule is right",
-            "s(g) - max_{k != g} s(k)",
-            True,
-            None,
-            "the rule's score",
-        ),
-    )
-}
-"""Notation: L(k) is the log-likelihood of choice k's continuation in nats, g the gold choice, p the softmax of L over
-the choices, s a rule's score. Sources: Brier (1950) in its original form, the sum over all choices, as lm-eval's
-`brier_score`; log loss, Good (1952)."""
-
-
-OF_ONE = ("bits_per_byte", "log_likelihood", "greedy_match")
-"""Outcomes that do not compare choices with each other."""
-BESIDE = ("bits_per_byte", "log_loss", "brier", MARGIN)
-"""Outcomes that are compared beside a rule's accuracy."""
-
-
-def outcome_of(key: str) -> tuple[ContinuousOutcome, str | None] | None:
-    """Return a key's outcome, and the rule of "margin:RULE" if the key has one; None if the key names a rule."""
-    name, _, rule = key.partition(":")
-    if name == MARGIN:
-        return OUTCOMES[MARGIN], rule or None
-    return (OUTCOMES[key], None) if key in OUTCOMES else None
-
-
-def outcome_key(outcome: str | None, rule: str | None) -> str | None:
-    """Return the key of an outcome under a rule; accuracy's is the rule, None without a rule."""
-    if outcome in (None, ACCURACY):
-        return rule
-    if outcome not in OUTCOMES:
-        raise UnknownNameError("outcome", str(outcome), (ACCURACY, *OUTCOMES))
-    if outcome == MARGIN:
-        return with_default_rule(MARGIN, rule)
-    if rule:
-        raise UsageError(f"--outcome {outcome} does not depend on a rule; leave out --rule {rule}")
-    return outcome
-
-
-def with_default_rule(key: str | None, rule: str | None) -> str | None:
-    """Return a key under a default rule: that of accuracy, or of a margin without a rule.
-
-    The margin of runs with an outcome of their own is that of rule acc.
-    """
-    if key is None:
-        return rule
-    return f"{MARGIN}:{rule if outcome_of(rule) is None else 'acc'}" if key == MARGIN and rule else key

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from evalkit.runs.continuous import outcome_of
 from evalkit.runs.folder import Run
-from evalkit.runs.score_table import outcome_of
 
 NO_BATCH = -1
 """Number of a batch of rows that need none: they are trivial, or another run's."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from evalkit.benchmarks.outcomes import Measure
+from evalkit.benchmarks.outcomes import Measure, flat_fields
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.run import planned, request_type
 from evalkit.benchmarks.session import ModelHolder, run_plan
@@ -215,7 +215,7 @@ def decision_report(decision: Decision) -> Report:
         f"evalkit compare {' '.join(decision.runs)} shows the tasks; its verdicts are of a single look",
     )
     facts = tuple(f"{letter}: {name} ({run})" for letter, name, run in zip("AB", (a, b), decision.runs, strict=True))
-    content = {"verdict": decision.verdict} | asdict(decision)
+    content = {"verdict": decision.verdict} | asdict(decision, dict_factory=flat_fields)
     records = [{"a": a, "b": b} | {name: getattr(step, name) for name in ("sample", "documents", "verdict")}
                | {name: getattr(step.average, name) for name in ("difference", "low", "high", "stderr")}
                for step in steps]  # fmt: skip

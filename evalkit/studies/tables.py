@@ -16,8 +16,8 @@ from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import printable
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table
+from evalkit.runs.continuous import lacks_rule
 from evalkit.runs.folder import Run
-from evalkit.runs.score_table import ACCURACY, MARGIN
 from evalkit.studies.results import StudyResults, steps_note
 from evalkit.studies.study import Selected, Study, StudyBenchmark, StudyTable, select
 from evalkit.suites.suites import filled
@@ -86,7 +86,7 @@ def study_table(results: StudyResults, request: TableRequest, benchmark: str | N
         planned = [checkpoint for name in study.names_on(chosen) for checkpoint in select(study, name).checkpoints]
         waits = bool(results.missing(planned, chosen))
         return FilledTable(layout.name, None, f"no row has a finished run on {chosen.name} ({why})", waits=waits)
-    default = chosen.rule if request.outcome in (None, ACCURACY, MARGIN) else None
+    default = chosen.rule if lacks_rule(request.other_outcome) else None
     request = replace(request, drop_empty=request.drop_empty or given.drop_empty, rule=request.rule or default)
     table = made_of_runs(layout, RunMapping(None, rows), request, tuple(remarks))
     return FilledTable(layout.name, table, without_row=without_row)

@@ -28,9 +28,9 @@ from evalkit.comparison.sides import Side
 from evalkit.errors import TableError, UnknownNameError, UsageError
 from evalkit.reporting.decimals import mean, of_float
 from evalkit.reporting.table import Text, literal
+from evalkit.runs.continuous import lacks_rule
 from evalkit.runs.folder import Run
 from evalkit.runs.notes import run_notes
-from evalkit.runs.score_table import MARGIN
 from evalkit.runs.traits import (
     model_differences,
     same_checkpoint,
@@ -73,10 +73,10 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
     for row, seeds in runs.items():
         _check_seeds(layout, row, seeds)
     rules = list(dict.fromkeys(str(run.manifest["rule"]) for seeds in runs.values() for run in seeds))
-    if rule == MARGIN:
+    if rule is not None and lacks_rule(rule):
         if len(rules) > 1:
-            raise UsageError(f"margins are a rule's, and the runs have several ({', '.join(rules)}); give --rule")
-        rule = f"{MARGIN}:{''.join(rules)}"
+            raise UsageError(f"outcome {rule} is a rule's, and the runs have several ({', '.join(rules)}); give --rule")
+        rule = f"{rule}:{''.join(rules)}"
     row_marks, notes = _notes(layout, runs, rule, mixed)
     if layout.pairs:
         numbers = _paired_numbers(layout, runs)

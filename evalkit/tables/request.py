@@ -8,12 +8,13 @@ from pathlib import Path
 
 from evalkit.benchmarks.registry import results_of
 from evalkit.comparison.naming import find_runs
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.errors import UsageError
 from evalkit.reporting.decimals import half_up
 from evalkit.reporting.table import Table, Text, literal
+from evalkit.runs.continuous import find_outcome, outcome_key
 from evalkit.runs.finding import root_of_runs
 from evalkit.runs.notes import error_note
-from evalkit.runs.score_table import ACCURACY, OUTCOMES, outcome_key
+from evalkit.runs.scales import ACCURACY
 from evalkit.tables.fill import Numbers, computed, fill, printed_cells, published_numbers
 from evalkit.tables.layout import TableLayout, load_layout
 from evalkit.tables.measured import Measured, measure, significant_leads, with_quoted
@@ -103,19 +104,18 @@ def requested_layout(request: TableRequest) -> TableLayout:
     layout, name = load_layout(request.name), request.other_outcome
     if not name:
         return layout
-    if name not in OUTCOMES:
-        raise UnknownNameError("outcome", name, (ACCURACY, *OUTCOMES))
+    outcome = find_outcome(name)
     if layout.pairs:
         raise UsageError(f"table {layout.name} shows shares of documents, not means; omit --outcome {name}")
-    outcome = OUTCOMES[name]
-    direction, marks = "higher", {mark: str(rule) for mark, rule in layout.marks.items()}
-    if not outcome.higher_is_better:
-        direction, opposite = "lower", {"highest": "lowest", "lowest": "highest"}
+    marks = {mark: str(rule) for mark, rule in layout.marks.items()}
+    if outcome.scale.higher_is_better is False:
+        opposite = {"highest": "lowest", "lowest": "highest"}
         marks = {mark: opposite[rule.split()[0]] + rule[rule.index(" ") :] for mark, rule in marks.items()}
     legend = [f" {mark.capitalize()}: {rule}." for mark, rule in marks.items()]
     scopes = "".join(legend).replace("section", "each section").replace("table", "the table")
-    title = f"{outcome.title[:1].upper()}{outcome.title[1:]} of suite {layout.suite}, mean over documents"
-    caption = literal(f"{title}; {direction} is better.{scopes}")
+    of = outcome.scale.name
+    title = f"{of[:1].upper()}{of[1:]} of suite {layout.suite}, mean over documents"
+    caption = literal(f"{title}; {outcome.scale.direction}.{scopes}")
     return layout.model_copy(update={"caption": caption, "decimals": _DECIMALS, "unit": "", "marks": marks})
 
 

@@ -109,7 +109,7 @@ def _layer(random: Any, heads: int, tokens: int, groups: Sequence[str], ranked: 
     measured: dict[str, Any] = {}
     for name, info in MEASURES.items():
         if info.group in groups and (info.group != RANK or ranked) and (info.group != "sink" or tokens >= 64):
-            least = 0.0 if info.bounds else -0.3
+            least = 0.0 if info.scale.bounds else -0.3
             if info.of_tokens:
                 measured[f"{name}_by_position"] = least + random.spawn(1)[0].random((heads, tokens - 1))
                 continue

@@ -9,9 +9,10 @@ import pytest
 
 from evalkit.benchmarks.answer_metrics import ANSWER_METRICS, AnswerMetric, find_answer_metric
 from evalkit.errors import UnknownNameError, UsageError
+from evalkit.runs.scales import Scale
 from tests.packages import install
 
-OWN = AnswerMetric("own", lambda answer, references: float(len(answer)), unit="characters", bounds=None)
+OWN = AnswerMetric(Scale("own", "characters"), lambda answer, references: float(len(answer)))
 
 
 @pytest.mark.parametrize(

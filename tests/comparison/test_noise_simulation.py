@@ -18,6 +18,7 @@ from evalkit.benchmarks.outcomes import Measure
 from evalkit.comparison.line import ScoredLine
 from evalkit.comparison.noise import NoiseLine, noise_line, reduced
 from evalkit.comparison.pairing import PairedTask
+from evalkit.runs.scales import Scale
 from evalkit.stats.estimates import Floats
 from evalkit.stats.noise import (
     Bounded,
@@ -192,7 +193,7 @@ def test_means_over_checkpoints_are_about_these_checkpoints(correlation: float) 
     The interval covers the difference of these checkpoints over other documents, whatever their autocorrelation, and
     misses that of the models, which is zero, far more often than in 5 %: the more, the higher the autocorrelation.
     """
-    dice, times, measure = np.random.default_rng(6), 2_000, Measure("score", True, bounds=None, unit="points")
+    dice, times, measure = np.random.default_rng(6), 2_000, Measure(Scale("score", "points"), "score", True)
     of_these, of_models = 0, 0
     for _ in range(times):
         level = 0.1 * process((2, 5), correlation, dice)

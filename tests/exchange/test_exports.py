@@ -27,6 +27,7 @@ from evalkit.exchange.exports import FORMS, export_run, without_folders
 from evalkit.exchange.formats import ExportedScore
 from evalkit.paths import resource
 from evalkit.runs.folder import JOURNAL, MANIFEST, Run, load_run
+from evalkit.runs.scales import Scale
 from tests.attention.made_ranks import made_ranks
 from tests.documents import SUBJECTS
 from tests.marks import fast
@@ -157,7 +158,7 @@ def test_measures_of_attention_are_not_scores_of_answers(tmp_path: Path, validat
 )
 def test_only_shares_are_scaled(unit: str | None, bounds: tuple[float, float] | None, score: float) -> None:
     """A number in its own unit is not converted, whatever its bounds."""
-    exported = ExportedScore(Metric("a", "m", 3, 0.2, 0.1, bounds=bounds, unit=unit), None, 3, (), "here")
+    exported = ExportedScore(Metric(Scale("m", unit, bounds=bounds), "a", 3, 0.2, 0.1), None, 3, (), "here")
     assert (exported.score, exported.stderr) == (pytest.approx(score), pytest.approx(score / 2))
 
 

@@ -21,7 +21,7 @@ from evalkit.benchmarks.generated import (
     context_of,
     generated_plan,
 )
-from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric, stored_value
+from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric
 from evalkit.benchmarks.request import Request
 from evalkit.display import Say
 from evalkit.generation.prompts import Prompt, Stops
@@ -29,6 +29,7 @@ from evalkit.inputs.validated import Stored
 from evalkit.requests.requests import Generate
 from evalkit.requests.rows import GeneratedRow
 from evalkit.runs.folder import StoredTask
+from evalkit.runs.scales import FRACTION, Scale
 from evalkit.stats.estimates import error_of_mean
 from evalkit.suites.suites import Label
 
@@ -39,11 +40,11 @@ LEAD, SURPLUS, LAYERS = "lead", "surplus", (0, 1, 2)
 """Stand in for what an analysis of a model's layers gives: a signed number of each, of which neither side is better;
 and a number of which less is better."""
 MEASURES = {
-    COPYING: Measure("share of letters that stand in the list, in %", True),
+    COPYING: Measure(Scale("score", FRACTION), "share of letters that stand in the list, in %", True),
     LEAD: Measure(
-        "code points that the answer is ahead of its list", True, LEAD, None, None, LAYERS, unit="code points"
+        Scale(LEAD, "code points", None), "code points that the answer is ahead of its list", True, layers=LAYERS
     ),
-    SURPLUS: Measure("characters more than the list's half", True, SURPLUS, None, False, unit="characters"),
+    SURPLUS: Measure(Scale(SURPLUS, "characters", False), "characters more than the list's half", True),
 }
 
 
@@ -73,10 +74,10 @@ class FinishedCopying(FinishedAnswers):
         self.refuse_rule(rule)
         [task] = self.run.stored["tasks"]
         layers = [
-            Metric(COPYING, LEAD, **found, higher_is_better=None, bounds=None, layer=layer, unit="code points")
+            Metric(MEASURES[LEAD].scale, COPYING, **found, layer=layer)
             for layer, found in zip(LAYERS, task["layers"], strict=True)
         ]
-        return [Metric(COPYING, "copied", task["n"], task["value"], task["stderr"]), *layers]
+        return [Metric(Scale("copied", FRACTION), COPYING, task["n"], task["value"], task["stderr"]), *layers]
 
     def answers(self) -> pd.DataFrame:
         table = self.run.table(ANSWERS, ("task", "id", "reference", "score"))
@@ -132,7 +133,7 @@ class Copying(GeneratedBenchmark):
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
         about = numbers(table["score"])
         layers = [numbers(table[f"{LEAD} {layer}"]) for layer in LAYERS]
-        average = {"name": "Average"} | stored_value(MEASURES[COPYING], about["value"], about["stderr"])
+        average = {"name": "Average"} | MEASURES[COPYING].scale.stored(about["value"], about["stderr"])
         return {"tasks": [{"task": COPYING, **about, "layers": layers}], "averages": [average]}
 
     def suites(self) -> dict[str, ListedSuite]:

@@ -14,7 +14,7 @@ import torch
 
 from evalkit.benchmarks.base import Benchmark
 from evalkit.benchmarks.generated import DocumentPlan, TaskDocuments, context_of, generated_plan
-from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric, stored_value
+from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric
 from evalkit.benchmarks.request import Request
 from evalkit.benchmarks.results import FinishedResults
 from evalkit.display import Say
@@ -24,11 +24,12 @@ from evalkit.requests.batches import Batch, Budget, Computation, Planned
 from evalkit.runs.columns import schema_of
 from evalkit.runs.folder import StoredTask
 from evalkit.runs.journal import FinishedRows
+from evalkit.runs.scales import FRACTION, Scale
 from evalkit.runs.traits import BatchDevice, place_of
 from evalkit.runs.writing import RunWriter
 
 NORMS = "norms"
-MEASURE = Measure("share of states that are longer than their mean, in %", True)
+MEASURE = Measure(Scale("score", FRACTION), "share of states that are longer than their mean, in %", True)
 STATES, DOCUMENTS = "states.parquet", "documents.parquet"
 
 
@@ -108,7 +109,7 @@ class NormsComputation(Computation):
 class FinishedNorms(FinishedResults):
     def metrics(self, rule: str | None = None) -> list[Metric]:
         [task] = self.run.stored["tasks"]
-        return [Metric(NORMS, "long states", task["n"], task["value"], task["stderr"])]
+        return [Metric(Scale("long states", FRACTION), NORMS, task["n"], task["value"], task["stderr"])]
 
     def comparable(self) -> Comparable:
         return GradedAnswers(self.run, self.documents, ("text",), {"Average": [NORMS]}, {NORMS: MEASURE})
@@ -150,5 +151,5 @@ class Norms(Benchmark):
         )
         mean, error = float(np.mean(scores)), float(pd.Series(scores).sem())
         about = {"task": NORMS, "n": len(scores), "value": mean, "stderr": error}
-        average = {"name": "Average"} | stored_value(MEASURE, mean, error)
+        average = {"name": "Average"} | MEASURE.scale.stored(mean, error)
         writer.save_results({"tasks": [about], "averages": [average]})

@@ -15,9 +15,16 @@ from lm_eval.api.metrics import mean_stderr
 from lm_eval.api.task import ConfigurableTask
 
 from evalkit.errors import RunError, UnknownNameError, UsageError
-from evalkit.runs.accuracies import available_outcomes, better_forms, document_outcomes, summarise, summarise_all
+from evalkit.runs.accuracies import better_forms, summarise, summarise_all
+from evalkit.runs.continuous import (
+    OUTCOMES,
+    available_outcomes,
+    document_outcomes,
+    outcome_key,
+    outcome_of,
+    with_default_rule,
+)
 from evalkit.runs.rules import RULES, decide, why_unusable
-from evalkit.runs.score_table import OUTCOMES, outcome_key, outcome_of, with_default_rule
 from tests.comparison.made import scores_of
 from tests.tables.made import Choice, documents, table
 
@@ -317,7 +324,7 @@ def table_of(documents: list[list[tuple[float, int, int]]], golds: list[int]) ->
 
 
 def values(table: pd.DataFrame, name: str, rule: str = "acc") -> np.ndarray:
-    return document_outcomes(table, OUTCOMES[name], RULES[rule])
+    return document_outcomes(table, OUTCOMES[name], rule)
 
 
 @settings(max_examples=40)
@@ -375,7 +382,7 @@ def test_outcomes_are_better_in_the_direction_that_they_say() -> None:
     sure, unsure = (table_of([[(gold, 3, 1), (-3.0, 3, 1)]], [0]) for gold in (-1.0, -2.5))
     sure["greedy"], unsure["greedy"] = True, False
     for name, outcome in OUTCOMES.items():
-        assert (values(sure, name)[0] > values(unsure, name)[0]) == outcome.higher_is_better, name
+        assert (values(sure, name)[0] > values(unsure, name)[0]) == outcome.scale.higher_is_better, name
 
 
 def test_keys_of_outcomes() -> None:

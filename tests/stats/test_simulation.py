@@ -20,7 +20,9 @@ from evalkit.comparison.line import ScoredLine, average_difference, by_task, eff
 from evalkit.comparison.pairing import PairedTask, pair
 from evalkit.comparison.planning import OutcomePlan
 from evalkit.comparison.sides import Side
+from evalkit.runs.continuous import OUTCOMES
 from evalkit.runs.folder import load_run
+from evalkit.runs.scales import CORRECT
 from evalkit.stats.estimates import Codes, Estimate, Floats, interval, mean
 from evalkit.stats.power import mcnemar_power, seeds_detectable, sign_flip_detectable, t_detectable, t_power
 from evalkit.stats.significance import Spread, crossed, crossed_p_value, holm, sign_flip, spread
@@ -28,8 +30,8 @@ from evalkit.stats.significance import Spread, crossed, crossed_p_value, holm, s
 SAMPLES = Path(__file__).parents[2] / "results" / "samples"
 Dice = np.random.Generator
 Draw = Callable[[Dice], Sequence[ScoredLine]]
-RIGHT = Measure("right", False, "accuracy")
-BITS = Measure("bits per byte", True, "bits per byte", None, False, unit="bits per byte")
+RIGHT = Measure(CORRECT, "right", False)
+BITS = Measure(OUTCOMES["bits_per_byte"].scale, "bits per byte", True)
 
 
 def allowed(rate: float, times: int) -> float:
@@ -105,7 +107,7 @@ def subjects(dice: Dice) -> ScoredLine:
 def graded(differing: float, deviation: float, dice: Dice) -> ScoredLine:
     """200 graded scores, of which a share differs."""
     values = np.where(dice.random(200) < differing, dice.normal(0, deviation, 200), 0.0)
-    return alone(values, measure=Measure("score", True))
+    return alone(values, measure=Measure(CORRECT, "score", True))
 
 
 class World(NamedTuple):

@@ -21,6 +21,7 @@ from evalkit.comparison.differences import BETTER, EQUIVALENT, NOT_WORSE, UNDECI
 from evalkit.comparison.line import ScoredLine, average_difference, by_task
 from evalkit.comparison.pairing import PairedTask, pair
 from evalkit.comparison.sides import Side
+from evalkit.runs.continuous import OUTCOMES
 from evalkit.runs.folder import load_run
 from evalkit.stats.estimates import interval
 from evalkit.stats.significance import holm
@@ -122,7 +123,7 @@ def test_pairs_of_seeds_hold_their_level(correlation: float, seeds: int) -> None
         assert 1 - covered / times <= most(0.05, times)
 
 
-LIKELIHOODS = Measure("bits per byte", True, "bits per byte", None, False, least_documents=200, unit="bits per byte")
+LIKELIHOODS = Measure(OUTCOMES["bits_per_byte"].scale, "bits per byte", True, least_documents=200)
 
 
 @pytest.mark.simulation

@@ -16,9 +16,15 @@ from typing import Any
 
 from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.lm_eval.encoding import TaskModelRequests
-from evalkit.benchmarks.lm_eval.requests import GENERATED, ROLLING, ModelRequest, group_by_task, requests_of
+from evalkit.benchmarks.lm_eval.requests import (
+    GENERATED,
+    ROLLING,
+    ModelRequest,
+    build_requests,
+    group_by_task,
+    requests_of,
+)
 from evalkit.benchmarks.request import SuiteRequest, numerics, plain_manifest, shared_library
-from evalkit.compatibility.names import replaced
 from evalkit.data.sampling import number_of, spread
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, UsageError, reading_as
@@ -173,25 +179,6 @@ def _restrict(task: Any, numbers: Collection[int]) -> None:
         return islice(((number, doc) for number, doc in every(rank=0, world_size=1) if number in chosen), limit)
 
     task.doc_iterator = restricted
-
-
-def build_requests(task: Any, limit: int | None, places: Collection[int] | None = None) -> list[Any]:
-    """Let lm-eval build the requests of a task's first documents, or of those at some places among them."""
-    with quiet_lm_eval(), reading_as(f"task {task.task_name}", "documents to request", DataError):
-        chosen = list(task.doc_iterator(rank=0, limit=limit, world_size=1))
-        if places is not None:
-            chosen = [document for position, document in enumerate(chosen) if position in places]
-        visited = chosen
-        if task.config.num_fewshot and places is None and "doc_iterator" in vars(task):
-            # A document's examples depend on those drawn before it, so for a sample they are drawn for all before it
-            visited = list(type(task).doc_iterator(task, rank=0, limit=chosen[-1][0] + 1, world_size=1))
-        # Again, since the sampler's state changes with every document
-        task.set_fewshot_seed(SEEDS["fewshot"])
-        with replaced(task, doc_iterator=lambda _: lambda **_: visited):
-            task.build_all_requests(rank=0, world_size=1)
-    numbers = {number for number, _ in chosen}
-    task.instances[:] = [instance for instance in task.instances if instance.doc_id in numbers]
-    return list(task.instances)
 
 
 def _check_name_of_file(name: str) -> None:

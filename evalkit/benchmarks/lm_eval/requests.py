@@ -11,14 +11,17 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from evalkit.errors import ScoringError
+from evalkit.compatibility.names import replaced
+from evalkit.errors import DataError, ScoringError, reading_as
 from evalkit.inputs.values import check_text
 from evalkit.requests.rows import KEY, GeneratedRow, RequestKey, ScoredRow
 from evalkit.runs.journal import FinishedRows, Key
 from evalkit.runs.score_table import SEGMENTS
+from evalkit.suites.lm_eval_tasks import quiet_lm_eval
+from evalkit.suites.task_identity import SEEDS
 
 GENERATED, ROLLING = "generate_until", "loglikelihood_rolling"
 KINDS = ("loglikelihood", ROLLING, GENERATED)
@@ -61,6 +64,25 @@ class ModelRequest(NamedTuple):
     @property
     def key(self) -> RequestKey:
         return RequestKey(self.journal, str(self.doc_id), self.number, self.digest)
+
+
+def build_requests(task: Any, limit: int | None, places: Collection[int] | None = None) -> list[Any]:
+    """Let lm-eval build the requests of a task's first documents, or of those at some places among them."""
+    with quiet_lm_eval(), reading_as(f"task {task.task_name}", "documents to request", DataError):
+        chosen = list(task.doc_iterator(rank=0, limit=limit, world_size=1))
+        if places is not None:
+            chosen = [document for position, document in enumerate(chosen) if position in places]
+        visited = chosen
+        if task.config.num_fewshot and places is None and "doc_iterator" in vars(task):
+            # A document's examples depend on those drawn before it, so for a sample they are drawn for all before it
+            visited = list(type(task).doc_iterator(task, rank=0, limit=chosen[-1][0] + 1, world_size=1))
+        # Again, since the sampler's state changes with every document
+        task.set_fewshot_seed(SEEDS["fewshot"])
+        with replaced(task, doc_iterator=lambda _: lambda **_: visited):
+            task.build_all_requests(rank=0, world_size=1)
+    numbers = {number for number, _ in chosen}
+    task.instances[:] = [instance for instance in task.instances if instance.doc_id in numbers]
+    return list(task.instances)
 
 
 def requests_of(instances: Iterable[Any]) -> list[ModelRequest]:

@@ -32,7 +32,9 @@ from evalkit.data.sampling import clusters_of
 from evalkit.errors import DataError, reading_as
 from evalkit.requests.rows import ScoredRow
 from evalkit.runs.folder import LM_EVAL, SCORES
-from evalkit.runs.score_table import FRACTION, ScoreRow, score_table
+from evalkit.runs.rules import RULES, lm_eval_metric
+from evalkit.runs.scales import FRACTION, Scale, stored_scale
+from evalkit.runs.score_table import ScoreRow, score_table
 from evalkit.stats.estimates import known_error
 from evalkit.suites.lm_eval_tasks import quiet_lm_eval
 from evalkit.suites.task_checks import listed_metrics, logged_caveats
@@ -48,10 +50,19 @@ if TYPE_CHECKING:
 
 DOCUMENTS = "documents.parquet"
 _UNITS = {
+    **{lm_eval_metric(rule): FRACTION for rule in RULES},
+    "acc_all": FRACTION,
+    "acc_ambig": FRACTION,
+    "acc_disambig": FRACTION,
+    "accuracy": FRACTION,
+    "accuracy_amb": FRACTION,
+    "accuracy_disamb": FRACTION,
     "bits_per_byte": "bits per byte",
-    **dict.fromkeys(("perplexity", "word_perplexity", "byte_perplexity"), "perplexity"),
+    "perplexity": "perplexity",
+    "word_perplexity": "perplexity",
+    "byte_perplexity": "perplexity",
 }
-"""Metric of lm-eval → its unit, where it is no accuracy; lm-eval does not say those of its other metrics."""
+"""Metric → its unit, of lm-eval's tasks and of evalkit's rules (acc, acc_norm, …); None is known of other metrics."""
 
 
 class DocumentScore(NamedTuple):
@@ -125,9 +136,8 @@ def metric_entries(values: Mapping[str, Any], better: Mapping[str, bool | None])
             error = values.get(f"{metric}_stderr,{rule}")
             stderr = known_error(float(error)) if isinstance(error, (int, float)) and isfinite(error) else None
             is_undefined = isinstance(value, float) and not isfinite(value)
-            unit = FRACTION if metric.startswith("acc") else _UNITS.get(metric)
-            about = {"filter": rule, "metric": metric, "unit": unit, "higher_is_better": better.get(metric)}
-            metrics.append(about | {"value": None if is_undefined else value, "stderr": stderr})
+            scale = Scale(metric, _UNITS.get(metric), better.get(metric))
+            metrics.append({"filter": rule} | scale.stored(None if is_undefined else value, stderr))
     return metrics
 
 
@@ -136,10 +146,8 @@ def logged_metrics(entry: Mapping[str, Any], official: bool | None = None) -> li
     metrics = []
     for metric in entry["metrics"]:
         if isinstance(metric["value"], (int, float)):
-            numbers = {name: metric[name] for name in ("stderr", "higher_is_better", "unit")}
-            bounds = (0.0, 1.0) if metric["unit"] == FRACTION else None
-            numbers |= {"value": float(metric["value"]), "bounds": bounds, "official": official}
-            metrics.append(Metric(entry["task"], metric["metric"], entry["n"], **numbers))
+            numbers = (entry["n"], float(metric["value"]), metric["stderr"])
+            metrics.append(Metric(stored_scale(metric), entry["task"], *numbers, official=official))
     return metrics
 
 

@@ -37,6 +37,7 @@ from evalkit.reporting.table import simple_table
 from evalkit.requests.requests import Encoder, Facts
 from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.notes import direction_mark, notes_below
+from evalkit.runs.scales import FRACTION, Scale, stored_scale
 from evalkit.runs.traits import documents_read, is_imported
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def task_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]
             samples = [sample for sample in samples_of(run, task) if sample["filter"] == first["filter"]]
             documents = [_answered(task, sample, first["metric"]) for sample in samples]
             problem = "" if documents else NO_SAMPLES
-            yield AnswerView(task, first["metric"], documents, problem, first["unit"], first["higher_is_better"])
+            yield AnswerView(task, stored_scale(first), documents, problem)
 
 
 def _answered(task: str, sample: Mapping[str, Any], metric: str) -> AnsweredDocument:
@@ -94,7 +95,7 @@ def _answered(task: str, sample: Mapping[str, Any], metric: str) -> AnsweredDocu
 def shown_requests(plan: TaskPlan, count: int, say: Say) -> Iterator[str]:
     """Yield the tokens of the first requests of each task, as text; see `Plan.shown_prompts`."""
     from evalkit.benchmarks.lm_eval.encoding import encoding_of
-    from evalkit.benchmarks.lm_eval.plan import build_requests
+    from evalkit.benchmarks.lm_eval.requests import build_requests
 
     tokenizer = tokenizer_alone(plan.checkpoint, say)
     facts = Facts(window_of(plan.request.model, plan.checkpoint, tokenizer, say))
@@ -261,7 +262,7 @@ class TaskMetrics(_TaskDocuments, GradedAnswers):
         known = all(directions.get(task) is True for task in self._metrics.items())
         unknown = "" if known else "; whether higher or lower is better is not known, so neither is"
         words = f"each task's own metric ({shown}), in %{unknown}"
-        measure = Measure(words, True, higher_is_better=True if known else None)
+        measure = Measure(Scale("score", FRACTION, True if known else None), words, True)
         super().__init__(run, self._scores, (CONTENT,), {"Average": list(compared)}, {LM_EVAL: measure})
 
     def must_agree(self, task: str) -> dict[str, str]:

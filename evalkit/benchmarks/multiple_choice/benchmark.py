@@ -19,8 +19,8 @@ from evalkit.benchmarks.results import FinishedResults, of_run
 from evalkit.display import Say
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.inputs.validated import Stored
+from evalkit.runs.continuous import outcome_of
 from evalkit.runs.folder import LM_EVAL, SCORES, StoredAverage, StoredTask, StoredValue
-from evalkit.runs.score_table import outcome_of
 from evalkit.suites.suites import Label, dataset_of, label_of, load_suite, shipped_suites
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import pandas as pd
 from evalkit.benchmarks.lm_eval_files import Evaluated
 from evalkit.data.requests import is_macro
 from evalkit.runs.accuracies import Results, available_rules
-from evalkit.runs.rules import decide, find_rule
+from evalkit.runs.rules import decide, find_rule, lm_eval_metric
 from evalkit.stats.estimates import error_of_average, error_of_share, pooled_error
 from evalkit.suites.questions import by_subtask
 
@@ -69,12 +69,12 @@ def _entries(
                 entry = results.setdefault(name, {"name": name, "alias": alias, "sample_len": result.n})
                 # lm-eval's standard error, of documents that share no source
                 error = error_of_share(result.value, result.n)
-                entry |= {f"{_metric(rule)},none": result.value, f"{_metric(rule)}_stderr,none": error}
+                entry |= {f"{lm_eval_metric(rule)},none": result.value, f"{lm_eval_metric(rule)}_stderr,none": error}
     for name, leaf in leaves.items():  # documents with one gold answer have no accuracy
         results.setdefault(name, {"name": name, "alias": leaf.alias, "sample_len": sizes.get(name, leaf.documents)})
     for group, parts_of_group in subtasks.items():
         of_parts = [results[part] for part in parts_of_group]
-        for key in (f"{_metric(rule)}_stderr,none" for rule in by_rule):
+        for key in (f"{lm_eval_metric(rule)}_stderr,none" for rule in by_rule):
             errors = [part[key] for part in of_parts]
             counts = [part["sample_len"] for part in of_parts]
             # lm-eval's, whose members are weighted by their sizes; in a macro average each counts the same
@@ -86,7 +86,7 @@ def _entries(
         "configs": {name: {"task": name, "output_type": "multiple_choice", "num_fewshot": shots} for name in leaves},
         "versions": {name: leaf.version for name, leaf in leaves.items()},
         "n-shot": dict.fromkeys(results, shots),
-        "higher_is_better": {name: {_metric(rule): True for rule in by_rule} for name in results},
+        "higher_is_better": {name: {lm_eval_metric(rule): True for rule in by_rule} for name in results},
         "n-samples": {
             name: {"original": leaf.documents, "effective": results[name]["sample_len"]}
             for name, leaf in leaves.items()
@@ -94,13 +94,10 @@ def _entries(
     }
 
 
-def _metric(rule: str) -> str:
-    """Return a rule's metric name in lm-eval, with a prefix that shows accuracies of perplexity rules as accuracies."""
-    return {"pmi": "acc_mutual_info"}.get(rule, rule if rule.startswith("acc") else f"acc_{rule}")
-
-
 def _samples(table: pd.DataFrame, questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
-    correct = {_metric(rule): decide(table, find_rule(rule))["correct"].to_list() for rule in available_rules(table)}
+    correct = {}
+    for rule in available_rules(table):
+        correct[lm_eval_metric(rule)] = decide(table, find_rule(rule))["correct"].to_list()
     by_doc = dict(iter(table.groupby("doc_id", sort=False)))
     for row, question in enumerate(questions):
         # lm-eval's target: the gold index, or the continuation if the options are in the contexts

@@ -29,9 +29,11 @@ from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.escape import part_name
 from evalkit.inputs.validated import Stored
+from evalkit.runs.continuous import document_outcomes, outcome_of, with_default_rule
 from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.rules import decide, find_rule
-from evalkit.runs.score_table import ACCURACY, CLUSTER, COLUMNS, FRACTION, MARGIN, PROMPT, outcome_of, weighted
+from evalkit.runs.scales import ACCURACY, CORRECT, FRACTION
+from evalkit.runs.score_table import CLUSTER, COLUMNS, PROMPT, weighted
 from evalkit.stats.estimates import Floats, error_of_average
 
 if TYPE_CHECKING:
@@ -129,16 +131,14 @@ class PromptTables:
     def _graded(self, rule: str) -> Floats:
         """Return [prompts, documents] 1 where the rule predicts the gold choice, else 0; NaN without that prompt.
 
-        Of a continuous outcome (`runs.score_table.outcome_of`), its values.
+        Of a continuous outcome (`runs.continuous.outcome_of`), its values.
         """
-        from evalkit.runs.accuracies import document_outcomes
-
         graded, outcome = np.full(self.has.shape, np.nan), outcome_of(rule)
         for row, has, rows in zip(graded, self.has, self.by_prompt.values(), strict=True):
             row[has] = (
                 decide(rows, find_rule(rule))["correct"].to_numpy(float)
                 if outcome is None
-                else document_outcomes(rows, outcome[0], find_rule(outcome[1] or "acc"))
+                else document_outcomes(rows, *outcome)
             )
         return graded
 
@@ -283,9 +283,9 @@ class ComparablePrompts(ComparableChoices):
         what = under_one.name if outcome_of(name) else f"accuracy by {name}"
         return replace(
             under_one,
+            scale=under_one.scale.named(f"{what} over prompts"),
             words=under_one.words + about,
             graded=under_one.graded or not prompt,
-            name=f"{what} over prompts",
             alternatives="prompt",
         )
 
@@ -302,8 +302,7 @@ class ComparablePrompts(ComparableChoices):
     def _parsed(self, rule: str) -> tuple[str, str]:
         """Return rule and prompt, empty for the mean over prompts."""
         name, _, prompt = rule.partition("@")
-        if name == MARGIN:
-            name = f"{MARGIN}:{self.run.manifest['rule']}"
+        name = str(with_default_rule(name, self.run.manifest["rule"]))
         if name not in self.rules and outcome_of(name) is None:
             raise UnknownNameError(f"rule of run {self.run.folder.name}", name, self.rules)
         if prompt and prompt not in self.tables.prompts:
@@ -326,5 +325,5 @@ def varied_metrics(run: Run, rule: str | None = None) -> list[Metric]:
         under = {f"accuracy under prompt {prompt['prompt']}": prompt for prompt in result["prompts"]}
         for name, value in {"mean accuracy over prompts": result, **under}.items():
             numbers = {"value": value["value"], "stderr": value["stderr"], "truncated": value.get("truncated")}
-            metrics.append(Metric(**about, name=name, **numbers))
+            metrics.append(Metric(CORRECT.named(name), **about, **numbers))
     return metrics

@@ -35,6 +35,7 @@ from evalkit.display import Say, doing
 from evalkit.errors import DataError, EvalkitError
 from evalkit.reporting.decimals import fixed
 from evalkit.runs.accuracies import available_rules, with_choices
+from evalkit.runs.continuous import BITS_PER_BYTE, OUTCOMES
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import single_answers
 from evalkit.suites.suites import pinned_tasks, suite_of, with_fewshot
@@ -64,9 +65,9 @@ def choice_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskVie
         read = partial(_texts, run, str(task), table, say)
         if task in single:
             texts, problem = read()
+            scale = OUTCOMES[BITS_PER_BYTE].scale.named("log-likelihood of the gold answer in bits per byte")
             documents = [_measured(row, texts.get((row["subtask"], row["doc_id"]))) for row in table.to_dict("records")]
-            metric = "log-likelihood of the gold answer in bits per byte"
-            yield AnswerView(str(task), metric, documents, problem, "bits per byte", False)
+            yield AnswerView(str(task), scale, documents, problem)
         else:
             yield ChoiceView(str(task), table.reset_index(drop=True), rules, read)
 

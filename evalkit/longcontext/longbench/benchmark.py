@@ -36,7 +36,7 @@ from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import ModelSpec, config_of, context_settings
 from evalkit.requests.requests import Generate
 from evalkit.requests.rows import GeneratedRow
-from evalkit.runs.score_table import PERCENT
+from evalkit.runs.scales import FRACTION, PERCENT, Scale, stored_scale
 from evalkit.suites.suites import Label
 
 if TYPE_CHECKING:
@@ -80,14 +80,14 @@ class FinishedLongBench(generated.FinishedAnswers):
         metrics = []
         for task in self.run.stored["tasks"]:
             of_all = task["all"]
-            scored = (task["task"], task["metric"], of_all["n"], of_all["value"], of_all["stderr"])
+            scored = (Scale(task["metric"], PERCENT), task["task"], of_all["n"], of_all["value"], of_all["stderr"])
             about = {"truncated": task["truncated"], "official": task["official"]}
-            metrics.append(Metric(*scored, bounds=(0.0, 100.0), unit=PERCENT, **about))
+            metrics.append(Metric(*scored, **about))
         return metrics
 
     def measures(self) -> Mapping[str, Measure]:
         words = "LongBench's own score of each task (F1, ROUGE-L, accuracy, edit similarity) in %, averaged over tasks"
-        return {LONGBENCH: Measure(words, True)}
+        return {LONGBENCH: Measure(Scale("score", FRACTION), words, graded=True)}
 
     def groups(self) -> dict[str, tuple[str, ...]]:
         return _groups(self.run.suite)
@@ -170,9 +170,9 @@ class LongBench(generated.GeneratedBenchmark):
         scores = results.score_generations(table, plan.request.suite, documents=plan.manifest["documents"])
         averages = []
         for mean in (scores["plain_mean"], scores["mean_of_groups"]):
-            about = {name: mean[name] for name in ("name", "metric", "unit", "higher_is_better")}
             of_all = mean["all"]
-            averages.append(about | {"value": of_all["value"] or 0.0, "stderr": of_all["stderr"]})
+            about = stored_scale(mean).stored(of_all["value"] or 0.0, of_all["stderr"])
+            averages.append({"name": mean["name"]} | about)
         return scores | {"averages": averages}
 
     def suites(self) -> dict[str, ListedSuite]:

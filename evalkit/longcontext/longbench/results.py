@@ -31,7 +31,7 @@ from evalkit.reporting.numbers import PERCENTAGES, UNKNOWN
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import filled_table
 from evalkit.runs.folder import Run
-from evalkit.runs.score_table import PERCENT
+from evalkit.runs.scales import PERCENT, Scale
 from evalkit.stats.estimates import (
     Floats,
     error_of_average,
@@ -54,9 +54,8 @@ BANDS: tuple[str, ...] = ("<2k", "2-4k", "4-8k", "8-16k", "16k+")
 """Bands of the stored length in the figure. They include LongBench-E's bucket limits."""
 _BUCKET_EDGES, _BAND_EDGES = (4000, 8000), (2000, 4000, 8000, 16000)
 _SEED, _RESAMPLES = 20240, 2000
-SCORE = "score"
-"""Metric of a mean over tasks of several metrics."""
-_SCALE = {"unit": PERCENT, "higher_is_better": True}
+_MEAN = Scale("score", PERCENT)
+"""Scale of a mean over tasks of several metrics."""
 _METRICS = {
     "f1": "F1",
     "rouge_l": "ROUGE-L",
@@ -105,7 +104,7 @@ def score_generations(
         )
         errors[task.name] = [_error(scores[part], sources[part]) for part in parts]
         sizes_of[task.name] = [int(part.sum()) for part in parts]
-        about = {"task": task.name, "group": task.group, "metric": task.metric} | _SCALE
+        about = {"task": task.name, "group": task.group} | Scale(task.metric, PERCENT).entries
         truncated = int(rows["truncated"].astype(bool).sum())
         known = {"truncated": truncated, "official": documents[task.name]["official"] if documents else None}
         tasks[task.name] = about | _scores(sizes_of[task.name], means[task.name], errors[task.name]) | known
@@ -120,7 +119,7 @@ def score_generations(
         of_parts = [np.mean([means[task] for task in part], axis=0) for part in parts]
         errors_of_parts = [map(error_of_average, zip(*(errors[task] for task in part), strict=True)) for part in parts]
         error = list(map(error_of_average, zip(*errors_of_parts, strict=True)))
-        return {"name": shown, "metric": SCORE} | _SCALE | _scores(sizes.tolist(), np.mean(of_parts, axis=0), error)
+        return {"name": shown} | _MEAN.entries | _scores(sizes.tolist(), np.mean(of_parts, axis=0), error)
 
     full = suite_tasks(suite)
     by_group = {group: [name for name in tasks if TASKS[name].group == group] for group in GROUPS}
@@ -229,7 +228,8 @@ def _record(kind: str, scored: Mapping[str, Any], results: Mapping[str, Any]) ->
     """Return the record of a task, group or mean, with the numbers of all rows and of each bucket."""
     variant = results["edit_similarity"] if scored["metric"] == "edit_similarity" else None
     record = {"kind": kind, "name": scored["task" if kind == "task" else "name"]}
-    record |= {"group": scored.get("group"), "metric": scored["metric"], "variant": variant} | _SCALE | scored["all"]
+    record |= {"group": scored.get("group"), "metric": scored["metric"], "variant": variant}
+    record |= {name: scored[name] for name in ("unit", "higher_is_better")} | scored["all"]
     for bucket, part in zip(BUCKETS, scored["buckets"], strict=False):
         record |= {f"{name}_{bucket}": number for name, number in part.items()}
     return record | {"truncated": scored.get("truncated"), "official": scored.get("official")}

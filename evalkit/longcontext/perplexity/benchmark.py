@@ -21,9 +21,10 @@ from evalkit.benchmarks.results import FinishedResults, of_run
 from evalkit.data.sampling import spread
 from evalkit.display import Say
 from evalkit.inputs.settings import setting
-from evalkit.longcontext.perplexity import BITS, BITS_UNIT, windows
+from evalkit.longcontext.perplexity import SCALE, windows
 from evalkit.longcontext.perplexity.windows import TextDocument, TextRequests
 from evalkit.requests.requests import RunRequests
+from evalkit.runs.scales import Scale
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,22 +33,19 @@ if TYPE_CHECKING:
 PERPLEXITY = "perplexity"
 _VERSION = 1
 """Increased with every change of evalkit that changes a number of this benchmark."""
-_METRICS = {
-    BITS: (BITS_UNIT, "value", "stderr"),
-    "byte_perplexity": ("perplexity", "byte_perplexity", None),
-    "word_perplexity": ("perplexity", "word_perplexity", None),
-    "token_perplexity": ("perplexity", "token_perplexity", None),
-    "document_bits_per_byte": (BITS_UNIT, "document_bits_per_byte", "document_stderr"),
-}
-"""Metric → its unit, and the keys of its value and of its standard error in results.json, if it has one."""
+_METRICS = (
+    (SCALE, "value", "stderr"),
+    (Scale("byte_perplexity", "perplexity", higher_is_better=False), "byte_perplexity", None),
+    (Scale("word_perplexity", "perplexity", higher_is_better=False), "word_perplexity", None),
+    (Scale("token_perplexity", "perplexity", higher_is_better=False), "token_perplexity", None),
+    (SCALE.named("document_bits_per_byte"), "document_bits_per_byte", "document_stderr"),
+)
+"""Scales of the metrics, and the keys of the value and of its standard error in results.json, if it has one."""
 _MEASURE = Measure(
+    SCALE,
     "bits per byte of each document, lower is better; the scores are means over documents, each of which counts the "
     "same, whereas the run's own bits_per_byte is over all bytes",
-    True,
-    BITS,
-    None,
-    False,
-    unit=BITS_UNIT,
+    graded=True,
 )
 
 
@@ -97,9 +95,9 @@ class FinishedPerplexity(FinishedResults):
         self.refuse_rule(rule)
         metrics = []
         for task in self.run.stored["tasks"]:
-            for name, (unit, value, error) in _METRICS.items():
-                numbers = task["n"], task[value], task[error] if error else None
-                metrics.append(Metric(task["task"], name, *numbers, False, None, unit=unit))
+            for scale, value, error in _METRICS:
+                stderr = task[error] if error else None
+                metrics.append(Metric(scale, task["task"], task["n"], task[value], stderr))
         return metrics
 
     def comparable(self) -> GradedAnswers:

@@ -19,7 +19,7 @@ import numpy as np
 from evalkit.benchmarks.outcomes import Metric, average_metric, run_content
 from evalkit.errors import RunError
 from evalkit.escape import counted
-from evalkit.longcontext.perplexity import BITS, BITS_UNIT
+from evalkit.longcontext.perplexity import SCALE
 from evalkit.longcontext.perplexity.windows import WIDTH, position_rows
 from evalkit.reporting import figures
 from evalkit.reporting.decimals import fixed
@@ -116,11 +116,7 @@ def summary(documents: pd.DataFrame) -> dict[str, Any]:
         "tokens": int(tokens),
         "windows": int(documents["windows"].sum()),
         "nats": float(nats),
-        "metric": BITS,
-        "unit": BITS_UNIT,
-        "higher_is_better": False,
-        "value": whole.value,
-        "stderr": known_error(whole.stderr),
+        **SCALE.stored(whole.value, known_error(whole.stderr)),
         "byte_perplexity": math.exp(nats / size),
         # None beyond the range of floats, as for the one "word" of a text without spaces
         "word_perplexity": math.exp(nats / words) if nats / words < _MOST_NATS else None,

@@ -39,7 +39,7 @@ from evalkit.inputs.settings import setting
 from evalkit.inputs.values import with_matches
 from evalkit.longcontext.ruler import results
 from evalkit.longcontext.ruler.data import CHOICES, TASKS, WHEELS, RulerData, RulerTask
-from evalkit.longcontext.ruler.results import BITS, CHOICE, ERRORS, SCORE, VALUE
+from evalkit.longcontext.ruler.results import BITS, CHOICE, SCORE, SCORES, VALUE
 from evalkit.longcontext.ruler.samples import CannotBuild, Sample, numbered, samples
 from evalkit.models.loading.fingerprint import fingerprint
 from evalkit.models.loading.locate import Checkpoint
@@ -55,14 +55,15 @@ _VERSION = 1
 _MODEL_TEMPLATES = {"plain": "base", "inst": "meta-chat"}
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _LIKELIHOODS = {
-    CHOICE: Measure(f"the gold answer among {CHOICES} has the fewest bits per byte, in %", False, "choice accuracy"),
+    CHOICE: Measure(
+        SCORES[CHOICE].scale,
+        f"the gold answer among {CHOICES} has the fewest bits per byte, in %",
+        graded=False,
+    ),
     BITS: Measure(
+        SCORES[BITS].scale,
         "bits per byte of the gold answer after the text, lower is better",
-        True,
-        BITS,
-        None,
-        False,
-        unit="bits per byte",
+        graded=True,
     ),
 }
 
@@ -111,13 +112,13 @@ class FinishedRuler(FinishedAnswers):
                 score = VALUE if name == self.run.kind else name
                 for task in self.run.stored["tasks"]:
                     chance = task["chance"] if name == CHOICE else None
-                    values = task["n"], task[score], task[ERRORS[score]], measure.higher_is_better, measure.bounds
-                    metrics.append(Metric(task["task"], measure.name, *values, chance=chance, unit=measure.unit))
+                    values = task["n"], task[score], task[SCORES[score].error]
+                    metrics.append(Metric(measure.scale, task["task"], *values, chance=chance))
         return metrics
 
     def measures(self) -> Mapping[str, Measure]:
-        own = Measure("score, the share of the right answers that are in the generated text, in %", True)
-        return {self.run.kind: own} | _LIKELIHOODS
+        words = "score, the share of the right answers that are in the generated text, in %"
+        return {self.run.kind: Measure(SCORES[VALUE].scale, words, graded=True)} | _LIKELIHOODS
 
     def groups(self) -> Mapping[str, Sequence[str]]:
         return results.by_length(self.run.manifest["documents"])

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -28,7 +28,7 @@ from evalkit.reporting.numbers import MEANS, SHARES, UNKNOWN, following
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run, StoredAverage, StoredTask, StoredValue
-from evalkit.runs.score_table import FRACTION
+from evalkit.runs.scales import FRACTION, Scale
 from evalkit.stats.estimates import Floats, error_of_average, known_error, mean, resampled_means
 
 if TYPE_CHECKING:
@@ -41,20 +41,48 @@ SCORE, CHOICE, BITS = "score", "choice", "bits_per_byte"
 """Names of the three scores in tables; as a rule, the first has the name of the benchmark."""
 VALUE = "value"
 """Name of the first score in results.json."""
-ERRORS = {VALUE: "stderr", CHOICE: "choice_stderr", BITS: "bits_stderr"}
-"""Score → key of its standard error in results.json."""
 _FORMATS = {VALUE: SHARES, CHOICE: SHARES, BITS: MEANS}
-_ABOUT = {"metric": SCORE, "unit": FRACTION, "higher_is_better": True}
 _SEED, _RESAMPLES = 40654, 2000
 _BANDS = 5
 """Bands of depth in the figure of tasks whose needles are at random depths."""
 _MOST_LABELLED = 144
 """Most cells of a grid with numbers in them; in smaller cells they are not readable."""
-_TITLES = {
-    VALUE: "score in %: the share of the right answers that are in the generated text",
-    CHOICE: f"choice in %: the gold answer has the fewest bits per byte of up to {CHOICES}; chance {100 / CHOICES:g} %",
-    BITS: "bits per byte of the gold answer, lower is better",
+
+
+class RulerScore(NamedTuple):
+    """One of the scores of each document."""
+
+    scale: Scale
+    error: str
+    """Key of its standard error in results.json."""
+    title: str
+    label: str
+    """Of axes."""
+    chance: float | None = None
+
+
+SCORES = {
+    VALUE: RulerScore(
+        Scale(SCORE, FRACTION),
+        "stderr",
+        "score in %: the share of the right answers that are in the generated text",
+        "score in %",
+    ),
+    CHOICE: RulerScore(
+        Scale("choice accuracy", FRACTION),
+        "choice_stderr",
+        f"choice in %: the gold answer has the fewest bits per byte of up to {CHOICES}; chance {100 / CHOICES:g} %",
+        "choice in %",
+        1 / CHOICES,
+    ),
+    BITS: RulerScore(
+        Scale(BITS, "bits per byte", higher_is_better=False),
+        "bits_stderr",
+        "bits per byte of the gold answer, lower is better",
+        "bits per byte",
+    ),
 }
+"""Key of a score in results.json → the score."""
 
 
 class _Scores(StoredValue):
@@ -115,13 +143,14 @@ def by_length(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
 def results_of(table: pd.DataFrame, size: int) -> dict[str, Any]:
     """Return the content of results.json; `size` is the number of tasks of the whole benchmark."""
     tasks, resampled, sources = [], dict[int, list[Floats]](), dict[int, list[int]]()
+    about = SCORES[VALUE].scale.entries
     for name, rows in table.groupby("task", sort=False):
         length, task = int(rows["length"].iloc[0]), str(name)
-        scores: dict[str, Any] = {"n": len(rows), "chance": float(rows["chance"].mean())} | _ABOUT
+        scores: dict[str, Any] = {"n": len(rows), "chance": float(rows["chance"].mean())} | about
         codes = np.unique(rows["source"], return_inverse=True)[1]
-        for score, error in ERRORS.items():
-            estimate = mean(rows[SCORE if score == VALUE else score].to_numpy(float), codes)
-            scores |= {score: estimate.value, error: known_error(estimate.stderr)}
+        for key, score in SCORES.items():
+            estimate = mean(rows[SCORE if key == VALUE else key].to_numpy(float), codes)
+            scores |= {key: estimate.value, score.error: known_error(estimate.stderr)}
         tasks.append({"task": task, "length": length, **scores})
         seed = [_SEED, crc32(sample_of(task).encode())]  # the same questions are drawn together
         means = resampled_means(rows[SCORE].to_numpy(float), codes, _RESAMPLES, seed)
@@ -133,7 +162,7 @@ def results_of(table: pd.DataFrame, size: int) -> dict[str, Any]:
     low, high = np.quantile(draws, (0.025, 0.975), method="nearest").tolist() if is_known else (None, None)
     lengths = lengths_of(tasks, size)
     every = [_mean("Average", tasks, size * len(lengths))] if len(lengths) > 1 else []
-    averages = [_ABOUT | {name: part[name] for name in ("name", VALUE, "stderr")} for part in lengths + every]
+    averages = [about | {name: part[name] for name in ("name", VALUE, "stderr")} for part in lengths + every]
     longest = effective_length({length["length"]: length[VALUE] for length in lengths})
     effective = {"length": longest, "low": low, "high": high}
     return {"tasks": tasks, "averages": averages, "effective": effective}
@@ -166,9 +195,10 @@ def _lengths(run: Run) -> list[dict[str, Any]]:
 def _mean(name: str, tasks: Sequence[Mapping[str, Any]], size: int) -> dict[str, Any]:
     part: dict[str, Any] = {"name": part_name(name, len(tasks), size), "length": tasks[0]["length"]}
     part["is_whole"] = len(tasks) == size
-    for score, error in ERRORS.items():
-        part[score] = sum(task[score] for task in tasks) / len(tasks)
-        part[error] = error_of_average([task[error] for task in tasks], [sample_of(task["task"]) for task in tasks])
+    samples = [sample_of(task["task"]) for task in tasks]
+    for key, score in SCORES.items():
+        part[key] = sum(task[key] for task in tasks) / len(tasks)
+        part[score.error] = error_of_average([task[score.error] for task in tasks], samples)
     return part
 
 
@@ -191,7 +221,7 @@ def run_report(run: Run, rule: str | None = None, detail: bool = False) -> Repor
     for name, score in rules.items():
         if rule in (None, run.kind, name):
             is_grid = score == VALUE and run.kind != RULER
-            parts.append(_by_depth(run) if is_grid else Report((_by_task(run, score),), verdict=(_TITLES[score],)))
+            parts.append(_by_depth(run) if is_grid else Report((_by_task(run, score),), verdict=(SCORES[score].title,)))
     if rule in (None, run.kind):
         parts.append(lengths_report([run], [run.model]))
     counts = sorted({task["n"] for task in run.stored["tasks"]})
@@ -207,7 +237,7 @@ def run_report(run: Run, rule: str | None = None, detail: bool = False) -> Repor
 def _with_error(part: Mapping[str, Any], score: str) -> str:
     form = _FORMATS[score]
     mark = "*" * (not part.get("is_whole", True))
-    return form.value(part.get(score)) + mark + following(form.spread(part.get(ERRORS[score])))
+    return form.value(part.get(score)) + mark + following(form.spread(part.get(SCORES[score].error)))
 
 
 def _by_task(run: Run, score: str) -> Table:
@@ -220,7 +250,7 @@ def _by_task(run: Run, score: str) -> Table:
         [name, *(form.value(scores.get(f"{name}@{column}", {}).get(score)) for column in columns)] for name in names
     ]
     rows += [["mean", *(form.value(length[score]) for length in lengths)]] * (len(names) > 1)
-    rows.append(["± SE", *(form.error(length[ERRORS[score]]) for length in lengths)])
+    rows.append(["± SE", *(form.error(length[SCORES[score].error]) for length in lengths)])
     return simple_table(score, ["task", *columns], rows, ruled={len(names)})
 
 
@@ -257,7 +287,7 @@ def lengths_report(runs: Sequence[Run], names: Sequence[str], rule: str = RULER)
         rows.append(row)
         records.append(record)
         notes += [f"{name}: {part['name']}, a mean of fewer tasks" for part in of.values() if not part["is_whole"]]
-    title = f"Means over tasks: {_TITLES[score]}" + "; *: of fewer tasks" * bool(notes)
+    title = f"Means over tasks: {SCORES[score].title}" + "; *: of fewer tasks" * bool(notes)
     headers = ["model", *map(short, every), "wAvg (inc)", "wAvg (dec)"]
     if score == VALUE:
         headers += ["effective", "95 % interval"]
@@ -316,17 +346,16 @@ def draw_lengths(runs: Sequence[Run], names: Sequence[str], path: Path) -> None:
     import pandas as pd
 
     panels = []
-    labels = {VALUE: ("score in %", None), CHOICE: ("choice in %", 1 / CHOICES), BITS: ("bits per byte", None)}
-    for score, (label, reference) in labels.items():
+    for key, score in SCORES.items():
         points = [
-            {"run": name, "length": part["length"], "value": part[score], "spread": part[ERRORS[score]]}
+            {"run": name, "length": part["length"], "value": part[key], "spread": part[score.error]}
             for run, name in zip(runs, names, strict=True)
             for part in _lengths(run)
         ]
         panels.append(
             FigurePanel(
-                score, pd.DataFrame(points), "length", label, x_label="length in tokens", percent=score != BITS,
-                ticks="doubling", reference=reference,
+                key, pd.DataFrame(points), "length", score.label, x_label="length in tokens",
+                percent=score.scale.is_fraction, ticks="doubling", reference=score.chance,
             )
         )  # fmt: skip
     draw_panels(panels, legend_texts(names), 3, "", path)

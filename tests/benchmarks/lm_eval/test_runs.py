@@ -278,7 +278,7 @@ def test_documents_are_read_as_people_read_them(whole: Run, tasks: Path) -> None
         assert text.choices == tuple(((("continuation", f" {choice}")),) for choice in document["choices"])
         assert text.options == tuple(document["choices"])
     assert choices.scores.equals(whole.scores.query("task == 'made_choice'").reset_index(drop=True))
-    assert isinstance(answers, AnswerView) and answers.metric == "exact_match"
+    assert isinstance(answers, AnswerView) and answers.scale.name == "exact_match"
     documents = [json.loads(line) for line in (tasks / "made_answers.jsonl").read_text("utf-8").splitlines()]
     assert [answer.references for answer in answers.documents] == [(document["answer"],) for document in documents]
     assert [answer.prompt[0].text for answer in answers.documents] == [document["text"] for document in documents]

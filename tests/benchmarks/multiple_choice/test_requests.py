@@ -30,10 +30,9 @@ from evalkit.data import SUBJECTS, Library
 from evalkit.data.requests import are_cached, request_tasks, wheel_files
 from evalkit.errors import DataError, UsageError
 from evalkit.models.loading.locate import silent
-from evalkit.runs.accuracies import document_outcomes
+from evalkit.runs.continuous import OUTCOMES, document_outcomes
 from evalkit.runs.folder import Run, load_run
 from evalkit.runs.journal import Journal
-from evalkit.runs.score_table import OUTCOMES
 from evalkit.suites.questions import Question
 from evalkit.suites.request_files import load_requests
 from evalkit.suites.suites import load_suite, suite_of
@@ -364,7 +363,7 @@ def test_metrics_are_the_published_formulas(own_run: Run, own: Path) -> None:
             -likelihood[gold] / len(text[gold].encode("utf-8")) * 1.44269504089
             for likelihood, text, gold in zip(likelihoods, texts, golds, strict=True)
         ]
-        measured = document_outcomes(scores.sort_values(["doc_id", "choice"]), OUTCOMES["bits_per_byte"], None)
+        measured = document_outcomes(scores.sort_values(["doc_id", "choice"]), OUTCOMES["bits_per_byte"])
         np.testing.assert_allclose(measured, bits, rtol=1e-6)
         [stored] = [each for each in own_run.stored["tasks"] if each["task"] == task]
         assert stored["value"] == pytest.approx(np.mean(bits), rel=1e-6)

@@ -25,10 +25,10 @@ from evalkit.benchmarks.multiple_choice.varied_results import (
 )
 from evalkit.benchmarks.registry import results_of
 from evalkit.errors import DataError, RunError, TemplateError, UsageError
-from evalkit.runs.accuracies import document_outcomes
+from evalkit.runs.continuous import OUTCOMES, document_outcomes
 from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.rules import decide, find_rule
-from evalkit.runs.score_table import OUTCOMES, PROMPT
+from evalkit.runs.score_table import PROMPT
 from evalkit.runs.traits import traits
 from evalkit.suites.prompt_sets import in_orders, load_prompts, order_name, orders_of, under_order
 from evalkit.suites.questions import Question
@@ -243,7 +243,7 @@ def test_continuous_outcomes_are_means_over_prompts(varied: Run) -> None:
     name, comparable, outcomes = "bits_per_byte", results_of(varied).comparable(), {}
     for prompt, rows in prompt_tables(varied).by_prompt.items():
         first = rows[rows["choice"] == 0].set_index(KEY)
-        outcomes[prompt] = pd.Series(document_outcomes(rows, OUTCOMES[name], find_rule("ppl")), first.index)
+        outcomes[prompt] = pd.Series(document_outcomes(rows, OUTCOMES[name]), first.index)
     values = pd.DataFrame(outcomes).reindex(pd.MultiIndex.from_frame(comparable.documents[KEY]))
     assert comparable.by_rule(name) == pytest.approx(values.mean(axis=1).to_numpy())
     under = values["order-DABC"].fillna(values["inst"]).to_numpy()

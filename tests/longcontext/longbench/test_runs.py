@@ -95,7 +95,7 @@ def test_every_row_is_what_transformers_generates(model: Path, rows: Path, evalk
         assert task["all"]["value"] == pytest.approx(100 * scores.mean(), abs=0.005)
         assert (task["all"]["n"], task["official"]) == (3, False)
     for view in results_of(run).views((), silent):
-        assert view.metric == TASKS[view.task].metric
+        assert view.scale.name == TASKS[view.task].metric
         for document, row in zip(view.documents, table[table["task"] == view.task].itertuples(), strict=True):
             assert (document.id, document.answer, document.score) == (row.id, row.prediction, row.score)
             assert document.references == tuple(json.loads(row.answers))
