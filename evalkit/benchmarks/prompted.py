@@ -296,7 +296,7 @@ class PromptedBenchmark(AnswersBenchmark):
     def _check_score(self) -> None:
         """Raise a `UsageError` for a `score` of one reference, which would compare the answer with a tuple."""
         names = [*signature(self.score).parameters]
-        if names[1:] != ["references"]:
+        if names[1:2] != ["references"]:
             raise UsageError(
                 f"benchmark {self.kind}: score({', '.join(names)}) must be score(answer, references), of which the "
                 "second is a tuple of all right answers; rename it, and return the best score over them"
