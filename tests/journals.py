@@ -7,19 +7,25 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from evalkit.requests.rows import GeneratedRow, ScoredRow
+from evalkit.runs.columns import schema_of
 from evalkit.runs.folder import JOURNAL, Run
 from evalkit.runs.journal import Entry, Journal
 from evalkit.runs.traits import BatchDevice
 
 
-def entries_of(run: Run, row: type[Any]) -> list[tuple[Entry, list[Any]]]:
-    """Return the entries of a run's journal with their rows; none may be damaged."""
+def entries_of(run: Run) -> list[tuple[Entry, list[Any]]]:
+    """Return the entries of the journal of a run with requests, with their rows; none may be damaged."""
 
     def refuse(line: str) -> None:
         raise AssertionError(line)
 
-    found = Journal(run.folder / JOURNAL, run.manifest["id"], (row,), refuse).read()
-    return [(entry, [row(**values) for values in batch.to_pylist()]) for entry, batch in found]
+    types: tuple[type[Any], ...] = (ScoredRow, GeneratedRow)
+    entries = []
+    for entry, batch in Journal(run.folder / JOURNAL, run.manifest["id"], types, refuse).read():
+        [row] = [row for row in types if schema_of(row).equals(batch.schema)]
+        entries.append((entry, [row(**values) for values in batch.to_pylist()]))
+    return entries
 
 
 def line_of(payload: bytes) -> bytes:

@@ -18,7 +18,6 @@ import pytest
 
 from evalkit.benchmarks.run import evaluate
 from evalkit.runs.folder import load_run
-from evalkit.runs.score_table import ScoreRow
 from tests.benchmarks.kinds import Lines
 from tests.documents import made_up
 from tests.journals import entries_of
@@ -70,9 +69,9 @@ def whole(output: Path, expected: pd.DataFrame, batches: int) -> None:
     """A finished run whose table is the expected one to the last bit, each row once in the journal."""
     [folder] = output.iterdir()
     pd.testing.assert_frame_equal(load_run(folder).scores, expected, check_exact=True)
-    entries = entries_of(load_run(folder), ScoreRow)
+    entries = entries_of(load_run(folder))
     assert len(entries) == batches_in(output) == batches
-    rows = [(row.subtask, row.doc_id, row.choice) for _, rows in entries for row in rows]
+    rows = [(entry.task, row.document, row.choice) for entry, rows in entries for row in rows]
     assert len(rows) == len(set(rows)) == len(expected)
 
 

@@ -211,19 +211,20 @@ class AnswersBenchmark(generated.GeneratedBenchmark):
     def table_row(self, task: str, document: PlannedPrompt, answer: GeneratedRow) -> dict[str, Any]:
         asked = document.document
         metric = document.metric
-        score = float(metric.score(answer.text, asked.references))
+        text = answer.text
+        ends = [text.find(stop) for stop in document.settings.until if stop in text]
+        text = text[: min(ends, default=len(text))]
+        score = float(metric.score(text, asked.references))
         bounds = metric.scale.bounds
         low, high = bounds or (-float_info.max, float_info.max)
         if not low <= score <= high:  # NaN is not
             expected = f"{low:g} to {high:g}" if bounds else "a finite number"
             raise ScoringError(f"{task} document {answer.document}: {metric.name} scores {score}; expected {expected}")
-        columns = answer_columns(answer)
-        text = columns.pop("text")
         return {
             "task": task,
             "prompt": asked.prompt,
             "references": json.dumps(asked.references, ensure_ascii=False),
-            **columns,
+            **answer_columns(answer),
             "answer": text,
             "score": score,
             "source": asked.source or f"document {answer.document}",

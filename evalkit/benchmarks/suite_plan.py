@@ -335,13 +335,12 @@ class ChoicePlan(Plan):
     def steps(self) -> list[ChoiceRequests]:
         """The parts by the first sample that reads their documents; the batches of each are planned by themselves."""
         steps = [step for part in self.parts for step in self._steps_of(part)]
-        return [replace(step, contents=self._contents(step)) for step in steps]
+        return [replace(step, settings=self._settings(step)) for step in steps]
 
-    def _contents(self, part: ChoiceRequests) -> tuple[Any, ...]:
+    def _settings(self, part: ChoiceRequests) -> tuple[Any, ...]:
         """Return what determines the requests of a part: several orders of the choices are more contexts."""
-        documents = tuple(question.texts_digest for question in part.questions)
         count = len(part.questions[0].contexts)
-        return self.documents_key, part.journal, documents, count, part.template.content_hash
+        return self.documents_key, part.journal, count, part.template.content_hash
 
     def _steps_of(self, part: ChoiceRequests) -> Iterator[ChoiceRequests]:
         samples: Sequence[DocumentSelection] = self.request.selection.steps

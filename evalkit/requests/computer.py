@@ -153,7 +153,7 @@ class RequestComputer:
 
     def _generated_row(self, asked: Generate, generation: Generation) -> GeneratedRow:
         text = str(self.loaded.tokenizer.decode(generation.tokens, skip_special_tokens=True))
-        for stop in asked.prompt.stops.until:
+        for stop in asked.prompt.stops.until if asked.without_stop else ():
             text = text.partition(stop)[0] if stop else text
         return GeneratedRow(
             document=asked.document,

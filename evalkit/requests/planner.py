@@ -126,6 +126,8 @@ class _Planner:
         """Encode and plan a task whose sequences are sorted; within `remembering`, that of an earlier run."""
         if task.generates or task.in_order:
             return None
+        if self._stopped.is_set():
+            raise Stopped
         facts = self._encoder.facts
         must_fit = facts.shares and self._requests.budget == facts.token_budget
 

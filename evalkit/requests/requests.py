@@ -74,6 +74,8 @@ class Generate:
     texts: str = ""
     part: int = 0
     parts: int = 1
+    without_stop: bool = False
+    """Whether the stored text ends before the first stop string."""
 
     def key(self, task: str) -> RequestKey:
         return RequestKey(task, self.document, self.choice, self.texts)

@@ -95,6 +95,9 @@ def from_bytes(content: bytes, row: type[tuple[Any, ...]]) -> pa.RecordBatch:
 
 def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
     if pa.types.is_list(field.type):
+        for kind in {*map(type, values)}:
+            if not issubclass(kind, (list, tuple)):
+                raise ValueError(f"'{field.name}' has the type {kind.__name__} in a row; expected {field.type}")
         lengths = pa.array([0, *map(len, values)], pa.int64())
         items = _array(list(chain.from_iterable(values)), field.type.value_field)
         return pa.ListArray.from_arrays(pc.cumulative_sum(lengths).cast(pa.int32()), items, type=field.type)

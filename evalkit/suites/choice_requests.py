@@ -48,12 +48,19 @@ class ChoiceRequests(TaskRequests):
     first: int = 0
     """Of a later step, the documents of the earlier ones, which have at most as many batches."""
     sizes: Mapping[str, int] | None = None
-    contents: Any = None
+    settings: Any = None
+    """What determines the requests beside the questions, hashable; None: their tokens are not kept."""
     is_adoptable = True
 
     @property
     def journal(self) -> str:
         return f"{self.task} {self.prompt}" if self.prompt else self.task
+
+    @property
+    def contents(self) -> Any:
+        if self.settings is None:
+            return None
+        return self.settings, tuple((question.identity, question.texts_digest) for question in self.questions)
 
     @property
     def scored_segments(self) -> frozenset[int]:

@@ -48,11 +48,11 @@ def write_analysis(
         "versions": {"evalkit": "0.1.0", "lm-eval": "0.4", "transformers": "5"},
     } | dict(manifest)  # fmt: skip
     with open_run(root, f"{model.rpartition('/')[2]}-{content['id']}", content) as writer:
-        finished = writer.finished(AttentionRow, Attention.key)
+        finished = writer.finished((AttentionRow,), Attention.computation.key)
         for task, batches in analysed.items():
             for number, batch in enumerate(batches):
                 entry = Entry(task, number, 0.5, BatchDevice("cpu", "x86_64", "blocks", "here", 1))
-                finished.append(entry, rows_of(batch))
+                finished.append(entry, rows_of(batch), AttentionRow)
         writer.save_results(results_of(*write_tables(tasks, finished, writer), finished.seconds))
     return load_run(writer.folder)
 

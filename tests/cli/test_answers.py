@@ -64,7 +64,7 @@ def test_a_file_is_one_task_named_after_it(evalkit: Command, models: list[Path])
     assert table["score"].tolist() == scores
     Path("own.yaml").write_text("answers: {asked: {requests: asked.jsonl, metric: f1}}", "utf-8")
     suite = run_of(evalkit("run", models[0], "--suite", "own.yaml", "--format", "json"))
-    assert suite.table("answers.parquet", ())["answer"].tolist() == table["answer"].tolist()
+    assert suite.table("answers.parquet", ())["text"].tolist() == table["text"].tolist()
     dry = evalkit("run", models[0], "--requests", "asked.jsonl", "--dry-run", "--limit", 3)
     assert dry.code == 0 and "3 documents" in dry.out
     shown = evalkit("run", models[0], "--requests", "asked.jsonl", "--show-prompts", 1)
@@ -161,7 +161,7 @@ def test_chat_is_a_setting_and_a_key(evalkit: Command, models: list[Path], tmp_p
     key = run_of(evalkit("run", model, "--suite", "own.yaml", "--format", "json"))
     setting = run_of(evalkit("run", model, "--requests", "asked.jsonl", "--set", "chat=true", "--format", "json"))
     plain = run_of(evalkit("run", model, "--requests", "asked.jsonl", "--format", "json"))
-    texts = [run.table("answers.parquet", ())["answer"].tolist() for run in (key, setting, plain)]
+    texts = [run.table("answers.parquet", ())["text"].tolist() for run in (key, setting, plain)]
     assert texts[0] == texts[1] and key.template == setting.template == "chat" != plain.template
     tokens = AutoTokenizer.from_pretrained(model)(f"<s>[user] {TEXTS[0][:20]} [answer]").input_ids
     assert key.table("answers.parquet", ())["tokens"][0] == len(tokens)
@@ -241,8 +241,8 @@ def test_a_class_and_a_file_are_the_same(models: list[Path], evalkit: Command, m
 
     own = Own()
     with monkeypatch.context() as patch:
-        for room in ("session", "registry"):
-            patch.setattr(f"evalkit.benchmarks.{room}.benchmark", lambda _: own)
+        for module in ("registry", "session"):
+            patch.setattr(f"evalkit.benchmarks.{module}.benchmark", lambda _: own)
         run = run_plan(own.plan(request_of(own.request, models[0], {}), silent), Progress(live=False))
     write(Path("asked.jsonl"), ASKED)
     Path("own.yaml").write_text("answers: {asked: {requests: asked.jsonl, metric: f1}}", "utf-8")

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from evalkit.errors import CheckpointError, ScoringError
 from evalkit.generation.generator import Generator
-from evalkit.generation.prompts import Capacity, Prompt, Stops, measure_capacity
+from evalkit.generation.prompts import Capacity, Prompt, Stops, capacity_of, measured_speed
 from evalkit.models.loading.load import load
 from evalkit.models.loading.locate import locate
 from tests.devices import CUDA, DEVICES, cuda_memory_of, most_cuda_memory
@@ -318,10 +318,13 @@ def test_memory_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     total = 4000 * BYTES + 1 + sum(weight.nbytes for weight in model.parameters())
     memory = psutil.virtual_memory()._replace(total=total, available=1 << 30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    room, small = (measure_capacity(model, Generator(model), budget, 2048) for budget in (None, 77))
+    generator = Generator(model)
+    room, small = (capacity_of(generator, budget, 2048) for budget in (None, 77))
+    assert capacity_of(generator, None, 2048, most_texts=3).most_rows == 3
     assert (room.token_bytes, room.tokens, room.most_rows, small.tokens) == (BYTES, 1000, 16, 77)
-    seconds = room.work(Prompt(0, tokens(60)[0], 5))
-    assert 0 < 2 * seconds < min(10, room.work(Prompt(0, tokens(120)[0], 10)))
+    speed = measured_speed(model, generator, 2048)
+    seconds = speed.seconds(Prompt(0, tokens(60)[0], 5), room)
+    assert 0 < 2 * seconds < min(10, speed.seconds(Prompt(0, tokens(120)[0], 10), room))
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -329,7 +332,9 @@ def test_work_is_that_of_weights_and_pairs(tied: bool) -> None:
     """A prompt's operations and the bytes read for its new tokens, here at one of each per second."""
     model = model_of("llama", VANILLA, tie_word_embeddings=tied)
     weights, embedding = sum(p.numel() for p in model.parameters()), model.get_input_embeddings().weight.numel()
-    room = replace(measure_capacity(model, Generator(model), 250, 2048), operations_a_second=1.0, bytes_a_second=1.0)
+    generator = Generator(model)
+    speed = replace(measured_speed(model, generator, 2048), operations_a_second=1.0, bytes_a_second=1.0)
     operations = 2 * (weights - embedding) * 90 + 4 * 3 * model.config.hidden_size * 90**2 / 2
     read = 4 * (weights - (0 if tied else embedding)) / 2 + 100 * BYTES  # two rows of 100 tokens in 250
-    assert room.work(Prompt(0, tokens(90)[0], 10)) == operations + 10 * read
+    seconds = speed.seconds(Prompt(0, tokens(90)[0], 10), capacity_of(generator, 250, 2048))
+    assert seconds == operations + 10 * read

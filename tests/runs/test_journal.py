@@ -43,24 +43,41 @@ class Row(NamedTuple):
     entropy: float = 0.0
 
 
+class Lists(NamedTuple):
+    """The other type of rows of the run, with lists."""
+
+    task: str
+    codes: list[int]
+    sums: list[float | None]
+    names: list[str]
+    is_greedy: bool | None
+
+
 ROW = Row("piqa", 0, -1.5, True)
-Written = tuple[Entry, list[Row]]
+LISTS = Lists("piqa", [0, 3], [None, -0.25], ["é", ""], None)
+Written = tuple[Entry, list[Any]]
 ENTRIES: list[Written] = [
     (Entry("piqa", 0, 0.25, HERE), [ROW]),
+    (Entry("texts", 0, 0.25, HERE), [LISTS, Lists("piqa", [], [], [], True)]),
     (Entry("piqa", 1, 0.5, HERE), [Row("piqa", 1, -0.1 - 0.2), Row("é\n😀", 1, None)]),
     (Entry("boolq", 0, 1, HERE._replace(device="cuda:1")), []),
 ]
 
 
 def journal(path: Path, say: Callable[[str], None] = print) -> Journal:
-    return Journal(path, RUN, Row, say)
+    return Journal(path, RUN, (Row, Lists), say)
+
+
+def rows_of(batch: pa.RecordBatch) -> list[Any]:
+    row: Any = Row if batch.schema.equals(schema_of(Row)) else Lists
+    return [row(**values) for values in batch.to_pylist()]
 
 
 def read(journal: Journal) -> list[Written]:
     """Entries with their rows; what can be read at once can be read again by itself."""
     entries = list(journal.read())
     assert all(journal.rows(entry).equals(batch) for entry, batch in entries)
-    return [(entry, [Row(**values) for values in batch.to_pylist()]) for entry, batch in entries]
+    return [(entry, rows_of(batch)) for entry, batch in entries]
 
 
 @pytest.fixture
@@ -71,7 +88,7 @@ def path(tmp_path: Path) -> Path:
 def written(path: Path, entries: list[Written] = ENTRIES) -> bytes:
     """Write entries; what `append` returns is what `read` gives."""
     for entry, rows in entries:
-        added, batch = journal(path).append(entry, rows)
+        added, batch = journal(path).append(entry, rows, type(rows[0]) if rows else Row)
         assert journal(path).rows(added).equals(batch)
     return path.read_bytes() if path.exists() else b""
 
@@ -138,6 +155,15 @@ def test_a_long_line_is_read_in_pieces(path: Path, monkeypatch: pytest.MonkeyPat
     assert entries == ENTRIES and "5 damaged line(s)" in line
 
 
+def test_rows_of_a_type_that_the_run_does_not_have_are_an_error(path: Path) -> None:
+    """The journal is not changed."""
+    whole = written(path)
+    for types, noun in (((Row,), "line 2: .*'?doc_id"), ((Lists,), "line 1: .*codes")):
+        with pytest.raises(RunError, match=f"{JOURNAL}, {noun}"):
+            list(Journal(path, RUN, types, pytest.fail).read())
+    assert path.read_bytes() == whole
+
+
 LATE = [RUN, "piqa", 2**63, 1, HERE, schema_digest(Row)]
 
 
@@ -148,7 +174,7 @@ def test_a_whole_line_of_another_form_is_an_error(path: Path, header: bytes, nou
     """No batch is dropped for it. More are in tests/guards."""
     whole = written(path) + line_of(header + b" x")
     path.write_bytes(whole)
-    with pytest.raises(RunError, match=f"{JOURNAL}, line 4: .*{noun}"):
+    with pytest.raises(RunError, match=f"{JOURNAL}, line {len(ENTRIES) + 1}: .*{noun}"):
         read(journal(path, pytest.fail))
     assert path.read_bytes() == whole
 
@@ -168,26 +194,40 @@ def test_a_file_that_changes(path: Path) -> None:
 # Rows as columns
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+INTEGERS = st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-ROWS = st.builds(Row, TEXTS, st.integers(-(2**63), 2**63 - 1), st.none() | FLOATS, st.booleans(), FLOATS)
+ROWS = st.builds(Row, TEXTS, INTEGERS, st.none() | FLOATS, st.booleans(), FLOATS)
+LISTED = st.builds(
+    Lists, TEXTS, st.lists(INTEGERS), st.lists(st.none() | FLOATS), st.lists(TEXTS), st.none() | st.booleans()
+)
 
 
 @FEW
-@given(st.lists(ROWS, max_size=30), st.integers(0, 30))
-def test_rows_come_back_bit_for_bit(rows: list[Row], cut: int) -> None:
-    batch = record_batch(rows, Row)
+@given(st.lists(ROWS, max_size=30) | st.lists(LISTED, max_size=10), st.integers(0, 30))
+def test_rows_come_back_bit_for_bit(rows: list[Any], cut: int) -> None:
+    row = type(rows[0]) if rows else Row
+    batch = record_batch(rows, row)
     table = pa.Table.from_batches([batch.slice(0, cut), batch.slice(cut)])
-    for form in (batch, table, pa.table({name: table[name].combine_chunks() for name in Row._fields})):
-        back = from_bytes(to_bytes(record_batch(form, Row)), Row)
+    for form in (batch, table, pa.table({name: table[name].combine_chunks() for name in row._fields})):
+        back = from_bytes(to_bytes(record_batch(form, row)), row)
         assert back.equals(batch)
-        assert [Row(**values) for values in back.to_pylist()] == rows
-        signs = [math.copysign(1, value) for value in back["entropy"].to_pylist()]
-        assert signs == [math.copysign(1, row.entropy) for row in rows]
+        restored = [row(**values) for values in back.to_pylist()]
+        # The digits of a float are exact, and -0.0 has its sign
+        assert list(map(repr, restored)) == list(map(repr, rows))
 
 
 def test_other_columns_have_another_digest() -> None:
-    forms = ([("a", int)], [("b", int)], [("a", float)], [("a", int | None)], [("a", int), ("b", int)])
-    assert len({schema_digest(NamedTuple("Form", form)) for form in forms}) == 5  # type: ignore[misc]
+    forms: Any = (
+        [("a", int)],
+        [("b", int)],
+        [("a", float)],
+        [("a", int | None)],
+        [("a", int), ("b", int)],
+        [("a", list[int])],
+        [("a", list[float])],
+        [("a", list[float | None])],
+    )
+    assert len({schema_digest(NamedTuple("Form", form)) for form in forms}) == len(forms)  # type: ignore[misc]
     [row] = record_batch([["piqa", 1, 2**60 + 1, False, 3]], Row).to_pylist()
     assert (row["likelihood"], row["entropy"]) == (float(2**60 + 1), 3.0)
 
@@ -201,15 +241,43 @@ def test_other_columns_have_another_digest() -> None:
         ([ROW, ROW[:4]], "4 fields"),
         (pa.table({"task": ["a"]}), "doc_id"),
         (pa.Table.from_pylist([ROW._replace(likelihood=None)._asdict()]), "'likelihood'"),
+        ([LISTS], "'doc_id'"),  # of the run's other type
     ],
 )
 def test_rows_of_another_form_are_not_written(path: Path, rows: Any, noun: str) -> None:
     with pytest.raises(RunError, match=f"batch 3 of piqa .*{noun}"):
-        journal(path).append(Entry("piqa", 3, 0.5, HERE), rows)
+        journal(path).append(Entry("piqa", 3, 0.5, HERE), rows, Row)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sums": [-1.0, math.nan]},
+        {"sums": [-math.inf]},
+        {"sums": [True]},
+        {"sums": None},
+        {"codes": [1, 2.5]},
+        {"codes": [1, None]},
+        {"codes": [2**63]},
+        {"codes": 3},
+        {"codes": [[1]]},
+        {"names": ["a", 1]},
+        {"names": "ab"},
+        {"is_greedy": 1},
+    ],
+    ids=repr,
+)
+def test_lists_of_another_form_are_not_written(path: Path, changes: dict[str, Any]) -> None:
+    """The rows before and after are of the right form."""
+    [name] = changes
+    with pytest.raises(RunError, match=f"batch 3 of piqa .*'{name}'"):
+        journal(path).append(Entry("piqa", 3, 0.5, HERE), [LISTS, LISTS._replace(**changes), LISTS], Lists)
     assert not path.exists()
 
 
 GOOD = record_batch([ROW._replace(task="é")] * 40, Row)
+GOOD_LISTS = record_batch([LISTS, LISTS._replace(codes=[], names=["a"])] * 20, Lists)
 
 
 def messages(batch: pa.RecordBatch, **options: Any) -> list[bytes]:
@@ -221,10 +289,13 @@ def messages(batch: pa.RecordBatch, **options: Any) -> list[bytes]:
     return [reader.read_next_message().serialize().to_pybytes() for _ in range(2)]
 
 
-def nullable(**changed: Any) -> bytes:
+def nullable(row: Any = ROW, **changed: Any) -> bytes:
     """A row with values that the schema does not allow; the bytes of a batch do not say."""
-    schema = pa.schema([field.with_nullable(True) for field in schema_of(Row)])
-    return zlib.compress(messages(pa.RecordBatch.from_pylist([ROW._asdict() | changed], schema))[1])
+    fields = [
+        pa.field(field.name, pa.list_(field.type.value_type) if pa.types.is_list(field.type) else field.type)
+        for field in schema_of(type(row))
+    ]
+    return zlib.compress(messages(pa.RecordBatch.from_pylist([row._asdict() | changed], pa.schema(fields)))[1])
 
 
 @pytest.mark.parametrize(
@@ -242,6 +313,14 @@ def test_bytes_that_hold_something_else(content: bytes, noun: str) -> None:
     with pytest.raises(ValueError, match=noun) as caught:
         from_bytes(content, Row)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("changes", [{"sums": [math.nan]}, {"codes": [1, None]}, {"codes": None}, {"names": [None]}])
+def test_bytes_that_hold_other_lists(changes: dict[str, Any]) -> None:
+    assert from_bytes(nullable(LISTS), Lists).to_pylist() == [LISTS._asdict()]
+    [name] = changes
+    with pytest.raises(ValueError, match=f"'{name}'"):
+        from_bytes(nullable(LISTS, **changes), Lists)
 
 
 def test_what_is_too_large_is_neither_read_nor_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,18 +347,19 @@ def changed(content: bytes, dice: random.Random) -> bytes:
     return content[:at] + b"\0" * len(content[at : at + 40]) + content[at + 40 :]
 
 
-def test_damage_under_a_right_checksum_is_rejected_or_harmless() -> None:
+@pytest.mark.parametrize(("good", "row"), [(GOOD, Row), (GOOD_LISTS, Lists)], ids=["values", "lists"])
+def test_damage_under_a_right_checksum_is_rejected_or_harmless(good: pa.RecordBatch, row: Any) -> None:
     """Nothing crashes, and what is taken can be read to its last value."""
-    message, dice, rejected = messages(GOOD)[1], random.Random(5), 0
+    message, dice, rejected = messages(good)[1], random.Random(5), 0
     for _ in range(800):
         damaged = changed(message, dice)
         try:
-            batch = from_bytes(zlib.compress(changed(damaged, dice) if dice.random() < 0.3 else damaged, 0), Row)
+            batch = from_bytes(zlib.compress(changed(damaged, dice) if dice.random() < 0.3 else damaged, 0), row)
         except ValueError as error:
             rejected += 1
             assert "\n" not in str(error)
         else:
-            assert batch.schema == schema_of(Row) and len(batch.to_pylist()) == batch.num_rows <= 1000
+            assert batch.schema == schema_of(row) and len(batch.to_pylist()) == batch.num_rows <= 1000
     assert rejected > 80
 
 
@@ -287,7 +367,7 @@ def test_damage_under_a_right_checksum_is_rejected_or_harmless() -> None:
 
 
 class Part(NamedTuple):
-    """One of several rows of a document."""
+    """One of several rows of a document, which are not counted."""
 
     document: str
     part: int
@@ -302,29 +382,72 @@ def test_rows_are_found_by_their_keys_in_the_order_of_batches(path: Path) -> Non
     """The batches overlap, as a run leaves them that lost its manifest: of a key the first one in the file counts."""
 
     def finished() -> FinishedRows:
-        return FinishedRows(Journal(path, RUN, Part, pytest.fail), ("document",))
+        return FinishedRows(Journal(path, RUN, (Part,), pytest.fail), ("document",))
 
     appended = finished()
     assert not appended
-    appended.append(Entry("piqa", 1, 0.5, HERE), [*parts("b", 1), *parts("c", 1)])
-    appended.append(Entry("piqa", 0, 0.5, HERE), [*parts("a", 2), *parts("b", 2)])
-    appended.append(Entry("piqa", 0, 0.5, HERE), parts("a", 3, count=3))
-    appended.append(Entry("boolq", 0, 0.5, HERE), parts("a", 4))
-    for rows in (appended, finished()):
-        assert rows and ("piqa", "c") in rows and ("boolq", "a") in rows and ("boolq", "b") not in rows
-        assert rows.seconds == {"piqa": 1.5, "boolq": 0.5}
-        assert list(rows.rows("piqa")) == [*parts("a", 2), *parts("b", 1), *parts("c", 1)]
-        assert rows.table("piqa").to_pylist() == [row._asdict() for row in rows.rows("piqa")]
-        assert all(batch.num_rows for batch in rows.batches("piqa"))
-        assert rows.table("hellaswag").equals(schema_of(Part).empty_table())
+    for task, number, rows in (
+        ("piqa", 1, [*parts("b", 1), *parts("c", 1)]),
+        ("piqa", 0, [*parts("a", 2), *parts("b", 2)]),
+        ("piqa", 0, parts("a", 3, count=3)),
+        ("boolq", 0, parts("a", 4)),
+    ):
+        appended.append(Entry(task, number, 0.5, HERE), rows, Part)
+    for found in (appended, finished()):
+        assert found and ("piqa", "c") in found and ("boolq", "a") in found and ("boolq", "b") not in found
+        assert found.seconds == {"piqa": 1.5, "boolq": 0.5}
+        assert list(found.rows("piqa")) == [*parts("a", 2), *parts("b", 1), *parts("c", 1)]
+        assert found.table("piqa").to_pylist() == [row._asdict() for row in found.rows("piqa")]
+        assert all(batch.num_rows for batch in found.batches("piqa"))
+        assert found.table("hellaswag").equals(schema_of(Part).empty_table())
+
+
+class Window(NamedTuple):
+    """One of so many rows of a document, with lists."""
+
+    document: str
+    part: int
+    parts: int
+    sums: list[float]
+
+
+def windows(document: str, count: int, stored: int | None = None) -> list[Window]:
+    """The first rows of a document that has `count`."""
+    return [Window(document, part, count, [0.5] * part) for part in range(count if stored is None else stored)]
+
+
+def test_rows_of_two_types_in_one_run(path: Path) -> None:
+    """Each task has its own type; the parts of a document are counted where they are not one."""
+    key = ("document", "part")
+
+    def finished(path: Path) -> FinishedRows:
+        return FinishedRows(Journal(path, RUN, (Part, Window), pytest.fail), key)
+
+    appended = finished(path)
+    appended.append(Entry("words", 0, 0.5, HERE), parts("a", 1), Part)
+    appended.append(Entry("texts", 0, 0.5, HERE), [*windows("a", 3), *windows("b", 1)], Window)
+    appended.append(Entry("texts", 1, 0.5, HERE), windows("c", 3, stored=2), Window)
+    for found in (appended, finished(path)):
+        assert list(found.rows("words")) == parts("a", 1)
+        assert list(found.rows("texts")) == [*windows("a", 3), *windows("b", 1), *windows("c", 3, stored=2)]
+        assert (found.table("words").schema, found.table("texts").schema) == (schema_of(Part), schema_of(Window))
+        assert found.parts == {("texts", "a"): 3, ("texts", "c"): 3}
+    # Rows that another run takes keep their types
+    taken = finished(path.with_name("other"))
+    taken.take(finished(path), {("words", "a", 1), ("texts", "a", 0), ("texts", "b", 0)}, in_batches=False)
+    for found in (taken, finished(path.with_name("other"))):
+        assert list(found.rows("words")) == parts("a", 1)[1:]
+        assert list(found.rows("texts")) == [windows("a", 3)[0], *windows("b", 1)]
+        assert not found.has_batches
+        assert found.without_batch == {("words", "a", 1), ("texts", "a", 0), ("texts", "b", 0)}
 
 
 def test_a_table_is_written_piece_by_piece_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "_GROUP", 1000)
     with open_run(tmp_path, "run", dict(MANIFEST)) as writer:
-        rows = writer.finished(Part, ("document",))
+        rows = writer.finished((Part,), ("document",))
         for number in range(20):
-            rows.append(Entry("piqa", number, 0.5, HERE), parts(str(number), number / 7, count=30))
+            rows.append(Entry("piqa", number, 0.5, HERE), parts(str(number), number / 7, count=30), Part)
         writer.save_batches("states.parquet", schema_of(Part), rows.batches("piqa"))
         writer.save_batches("none.parquet", schema_of(Part), iter(()))
         writer.save_results(RESULT)

@@ -18,7 +18,6 @@ from evalkit.benchmarks.run_listing import list_found
 from evalkit.comparison.sides import Side, claim_of
 from evalkit.errors import UsageError
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, load_run
-from evalkit.runs.score_table import ScoreRow
 from evalkit.runs.traits import BatchDevice, model_differences, summary, traits
 from tests.benchmarks.kinds import Lines
 from tests.journals import entries_of, relocate
@@ -123,7 +122,7 @@ def test_seeds_are_of_one_model(finished: Run, other: Callable[..., Run]) -> Non
 def test_a_run_that_goes_on_elsewhere_keeps_which_batches(small: Small) -> None:
     first = small(tasks="piqa", token_budget=60)
     here = BatchDevice("cpu", platform.machine(), "tiles", platform.node(), torch.get_num_threads())
-    entries = [entry for entry, _ in entries_of(first, ScoreRow)]
+    entries = [entry for entry, _ in entries_of(first)]
     assert {entry.place for entry in entries} == {here}
     assert first.manifest["devices"] == [here._asdict() | {"batches": {"piqa": f"0-{len(entries) - 1}"}}]
     (first.folder / RESULTS).unlink()

@@ -12,25 +12,20 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from evalkit.models.loading.load import LoadedModel
-from evalkit.runs.score_table import ScoreRow
+from evalkit.requests.encoded import EncodedDocuments, scored_rows
+from evalkit.requests.requests import Encoder, Facts, Score, ScoreDocument
+from evalkit.requests.rows import ScoredRow
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.pack import Sequences, SequenceSet, batches_of
 from evalkit.scoring.tree import Tree
-from evalkit.suites.prompts import (
-    EncodedQuestion,
-    Prompter,
-    TokenSequence,
-    question_rows,
-    question_sequences,
-)
+from evalkit.suites.choice_requests import ChoiceRequests
 from evalkit.suites.questions import Question
 from evalkit.suites.templates import SEGMENTS, Part, Template, load_template
 from tests.models.loading import load_folder
 from tests.questions import question
 from tests.tiny import Family, tiny_checkpoint
 
-ALL = frozenset(range(len(SEGMENTS)))
 PASSAGE = "The river rose in the night, and in the morning the bridge was gone. Der Fluss stieg über Nacht. "
 JOINED = Template(
     "joined", "", "always", True, "", SEGMENTS, (Part("context", "{context}"), Part("continuation", "{continuation}"))
@@ -41,7 +36,8 @@ RELATIVE = 1e-4
 """Largest difference of a log-likelihood in float32: sums of the same numbers in another order."""
 BUDGET = 512
 
-Key = tuple[str, int, int]
+Key = tuple[str, int]
+"""A document and its choice; after the choices come those without the question."""
 Tiny = Callable[..., LoadedModel]
 
 
@@ -79,57 +75,59 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 def encode(
     loaded: LoadedModel, template: Template | None = None, unconditional: bool = False, asked: Sequence[Question] = ()
-) -> list[EncodedQuestion]:
-    prompter = Prompter(template or TEMPLATES["inst"], loaded.tokenizer, loaded.window)
-    return list(prompter.encode(asked or questions(), unconditional))
+) -> list[ScoreDocument]:
+    requests = ChoiceRequests(
+        "made_up", template or TEMPLATES["inst"], asked or questions(), "", (), unconditional=unconditional
+    )
+    return list(requests.scored(Encoder(loaded.tokenizer, Facts(loaded.window))))
 
 
-def score(
-    engine: Engine, encoded: Sequence[EncodedQuestion], scored: frozenset[int] = ALL, budget: int | None = None
-) -> dict[Key, ScoreRow]:
-    """The score table by (subtask, document, choice)."""
+def sequences_of(documents: Iterable[ScoreDocument]) -> Sequences:
+    return EncodedDocuments.of(documents).sequences
+
+
+def score(engine: Engine, documents: Sequence[ScoreDocument], budget: int | None = None) -> dict[Key, ScoredRow]:
+    encoded = EncodedDocuments.of(documents)
     rows = [
         row
-        for batch in batches_of(question_sequences(encoded, scored), budget or engine.budget)
+        for batch in batches_of(encoded.sequences, budget or engine.budget)
         for item, scores in engine.score(batch)
-        for row in question_rows(encoded[item], scores, scored)
+        for row in scored_rows(encoded.head(item), scores)
     ]
-    table = {(row.subtask, row.doc_id, row.choice): row for row in rows}
-    assert len(table) == len(rows) == sum(len(e.sequences) for e in encoded)
+    table = {(row.document, row.choice): row for row in rows}
+    assert len(table) == len(rows) == sum(len(document.scores) for document in documents)
     return table
 
 
 @torch.inference_mode()
-def by_itself(model: Any, sequence: TokenSequence) -> dict[str, tuple[float, int]]:
+def by_itself(model: Any, sequence: Score) -> dict[int, tuple[float, int]]:
     """(log-likelihood, tokens) of each segment from one plain forward pass over one sequence."""
     tokens = torch.from_numpy(sequence.tokens).long().to(model.device)
     logs = model(input_ids=tokens[None]).logits[0].float().log_softmax(-1)
-    sums = dict.fromkeys(SEGMENTS, (0.0, 0))
+    sums = dict.fromkeys(range(len(SEGMENTS)), (0.0, 0))
     for at in range(1, len(tokens)):
-        name = SEGMENTS[sequence.segments[at]]
-        total, count = sums[name]
-        sums[name] = (total + float(logs[at - 1, tokens[at]]), count + 1)
+        total, count = sums[int(sequence.segments[at])]
+        sums[int(sequence.segments[at])] = (total + float(logs[at - 1, tokens[at]]), count + 1)
     return sums
 
 
 def largest_difference(
-    model: Any, encoded: Iterable[EncodedQuestion], table: dict[Key, ScoreRow], scored: frozenset[int] = ALL
+    model: Any, documents: Iterable[ScoreDocument], table: dict[Key, ScoredRow], template: Template
 ) -> float:
     """Largest relative difference of a segment's log-likelihood from `by_itself`; counts must be the same."""
     largest = 0.0
-    for asked in encoded:
-        for choice, sequence in enumerate(asked.sequences):
-            row = table[asked.question.subtask, asked.question.doc_id, choice]
-            for code, (segment, (ll, count)) in enumerate(by_itself(model, sequence).items()):
-                assert getattr(row, f"n_{segment}") == count
-                likelihood = getattr(row, f"ll_{segment}")
-                assert (likelihood is None) == (code not in scored)
+    choices = {asked.identity: len(asked.choices) for asked in questions()}
+    for document in documents:
+        for sequence in document.scores:
+            row = table[document.document, sequence.choice]
+            is_asked = sequence.choice < choices[document.document]
+            scored = template.score if is_asked else ("continuation",)
+            for code, (expected, count) in by_itself(model, sequence).items():
+                tokens, likelihood = row.of(code)
+                assert tokens == count
+                assert (likelihood is None) == (SEGMENTS[code] not in scored or not count)
                 if likelihood is not None:
-                    largest = max(largest, abs(likelihood - ll) / max(1e-9, abs(ll)))
-            if asked.unconditional:
-                assert row.ll_unconditional is not None
-                ll, _ = by_itself(model, asked.unconditional[choice])["continuation"]
-                largest = max(largest, abs(row.ll_unconditional - ll) / abs(ll))
+                    largest = max(largest, abs(likelihood - expected) / max(1e-9, abs(expected)))
     return largest
 
 

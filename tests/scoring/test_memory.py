@@ -13,7 +13,9 @@ MMLU = """
 import json, resource, sys
 from pathlib import Path
 import psutil
-from evalkit.suites.prompts import EncodedQuestions, Prompter
+from evalkit.requests.encoded import EncodedDocuments
+from evalkit.requests.requests import Encoder, Facts
+from evalkit.suites.choice_requests import ChoiceRequests
 from evalkit.suites.suites import choose_tasks, load_suite
 from evalkit.suites.question_loading import load_questions
 from evalkit.suites.templates import load_template
@@ -27,8 +29,8 @@ from evalkit.scoring.pack import plan
 loaded = load(locate(sys.argv[1]), device="cpu", dtype="float32")
 before = psutil.Process().memory_info().rss
 questions = load_questions(choose_tasks(load_suite("zeroshot8"), ("mmlu",)), Library(Path(sys.argv[2])))["mmlu"]
-prompter = Prompter(load_template("inst"), loaded.tokenizer, loaded.window)
-sequences = EncodedQuestions.of(prompter.encode(questions), frozenset(range(5))).sequences
+asked = ChoiceRequests("mmlu", load_template("inst"), questions, "", ())
+sequences = EncodedDocuments.of(asked.scored(Encoder(loaded.tokenizer, Facts(loaded.window)))).sequences
 engine = Engine(loaded.model, auto_budget(loaded.model), print)
 batches = [planned.of(sequences) for planned in plan(sequences, engine.budget)]
 for batch in sorted(batches, key=lambda batch: len(batch.tree.tokens) + len(batch.trunk))[-4:]:

@@ -20,14 +20,12 @@ from evalkit.models.loading.spec import extension_of
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.pack import Sequences, TreeBatch, batches_of
-from evalkit.suites.prompts import CONTINUATION, question_sequences
 from tests.devices import DEVICES, KERNELS, cuda_memory_of, most_cuda_memory
 from tests.marks import fast
 from tests.models.loading import load_folder
 from tests.models.variants.building import FAMILIES, VARIANTS, VOCABULARY
 from tests.models.variants.building import model_of as variant_of
 from tests.scoring.conftest import (
-    ALL,
     BUDGET,
     RELATIVE,
     TEMPLATES,
@@ -38,6 +36,7 @@ from tests.scoring.conftest import (
     largest_difference,
     model_of,
     score,
+    sequences_of,
     sums_of,
     with_choices,
 )
@@ -60,11 +59,10 @@ TILE = 128
 def test_every_segment_as_by_itself(tiny: Tiny, family: Family, attention: str, kernel: str, template: str) -> None:
     loaded = tiny(family, attention=attention)
     encoded = encode(loaded, TEMPLATES[template], unconditional=True)
-    scored = frozenset({CONTINUATION}) if template == "plain" else ALL
     engine = Engine(loaded.model, BUDGET, pytest.fail, kernels=(kernel,))
-    engine.check(question_sequences(encoded[:2], ALL))
+    engine.check(sequences_of(encoded[:2]))
     assert engine.shares
-    assert largest_difference(loaded.model, encoded, score(engine, encoded, scored), scored) <= RELATIVE
+    assert largest_difference(loaded.model, encoded, score(engine, encoded), TEMPLATES[template]) <= RELATIVE
 
 
 def test_scores_do_not_depend_on_budget_order_company_or_sharing() -> None:
@@ -234,7 +232,7 @@ def test_memory_that_lacks_for_one_document_names_it(tiny: Tiny, monkeypatch: py
 
     loaded = tiny()
     engine = Engine(loaded.model, 1, print)
-    engine.check(question_sequences(encode(loaded)[:2], ALL))
+    engine.check(sequences_of(encode(loaded)[:2]))
     engine.shares = method != "score_unshared"
     monkeypatch.setattr(Forward, method, fail)
     with pytest.raises(ScoringError, match=r"subject_\d document \d: out of memory on \d+ tokens") as caught:

@@ -22,7 +22,6 @@ from evalkit.cli.root import cli
 from evalkit.errors import UsageError
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import JOURNAL, MANIFEST, Run
-from evalkit.runs.score_table import ScoreRow
 from evalkit.runs.traits import NO_BATCH
 from evalkit.studies import deciding
 from evalkit.studies.deciding import Decision, decide, decision_report, samples
@@ -65,8 +64,7 @@ def rows_in(run: Run) -> int:
 
 def taken_rows(run: Run) -> int:
     """Return how many rows of a run are in the journal without a batch."""
-    entries = entries_of(run, ScoreRow)
-    return sum(len(rows) for entry, rows in entries if entry.batch == NO_BATCH)
+    return sum(len(rows) for entry, rows in entries_of(run) if entry.batch == NO_BATCH)
 
 
 def same_scores(run: Run, other: Run) -> None:

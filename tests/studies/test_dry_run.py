@@ -15,11 +15,12 @@ from evalkit.benchmarks.session import run_plan
 from evalkit.errors import SeveralErrors
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import tokenizer_alone
+from evalkit.requests.encoded import EncodedDocuments
+from evalkit.requests.requests import Encoder, Facts
 from evalkit.scoring import pack
 from evalkit.studies.dry_run import dry_run_report, plans_report
 from evalkit.studies.running import run_here, run_study
 from evalkit.studies.study_file import read_study
-from evalkit.suites.prompts import Prompter, question_sequences
 from tests.benchmarks.conftest import plugin  # noqa: F401
 from tests.benchmarks.lm_eval.made import made_tasks
 from tests.documents import made_up
@@ -43,7 +44,7 @@ def tokens_of(folder: Path, sample: int, **options: Any) -> dict[str, Any]:
     """Task → estimate for a run of the tiny checkpoint."""
     plan = planned(folder / "vanilla", {"device": "cpu", "dtype": "float32"} | options, silent)
     kind = benchmark(plan.manifest["kind"])
-    counts = kind.token_counts(plan, tokenizer_alone(plan.checkpoint, silent), sample, silent)
+    counts = kind.computation.token_counts(plan, tokenizer_alone(plan.checkpoint, silent), sample, silent)
     return {count.task: count for count in counts}
 
 
@@ -88,11 +89,12 @@ def test_tokens_of_all_documents_are_counted_exactly_and_a_sample_is_scaled_up(f
 def test_distinct_tokens_are_those_of_the_trees(folder: Path) -> None:
     """A budget that takes a task in one batch; there, each prefix is computed once."""
     plan: Any = planned(folder / "vanilla", {"device": "cpu", **options_of(folder)}, silent)
-    prompter = Prompter(plan.template, tokenizer_alone(plan.checkpoint, silent), 1024)
-    for task, count in tokens_of(folder, 1000, **options_of(folder)).items():
-        encoded = list(prompter.encode(plan.questions[task]))
-        [batch] = pack.batches_of(question_sequences(encoded, frozenset({2, 3})), 10**6)
-        assert count.distinct == len(batch.tree.tokens)
+    encoder = Encoder(tokenizer_alone(plan.checkpoint, silent), Facts(1024))
+    counts = tokens_of(folder, 1000, **options_of(folder))
+    assert list(counts) == [requests.task for requests in plan.requests.tasks]
+    for requests in plan.requests.tasks:
+        [batch] = pack.batches_of(EncodedDocuments.of(requests.scored(encoder)).sequences, 10**6)
+        assert counts[requests.task].distinct == len(batch.tree.tokens)
 
 
 def test_every_kind_of_request_of_lm_evals_tasks_is_counted(folder: Path, tmp_path: Path) -> None:

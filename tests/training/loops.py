@@ -28,7 +28,6 @@ import numpy as np
 import torch
 from accelerate import DistributedType, FullyShardedDataParallelPlugin, PartialState
 from accelerate.state import AcceleratorState
-from evalkit.benchmarks.multiple_choice.scoring import Scoring
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
@@ -40,6 +39,7 @@ from evalkit.compatibility.torch import shard_of
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError
 from evalkit.models.loading.load import LoadedModel
+from evalkit.requests.computer import RequestComputer
 from tests.models.variants.building import COG, DIFFERENTIAL, INTEGRAL, VANILLA, model_of
 from tests.tiny import VOCABULARY
 from tests.training.trainers import state_of, trainer_of
@@ -239,7 +239,7 @@ def run_job(job: dict[str, Any], folder: Path) -> None:
     model = distributed(model, job["kind"], job.get("half", False))
     inloop = None if job["arguments"] is None else in_loop(job["arguments"])
     fault, computed = job.get("fault", {}), Counter[str]()
-    whole, forward = Scoring.compute, Nano.forward
+    whole, forward = RequestComputer.compute, Nano.forward
 
     def counting(*given: Any) -> Any:
         computed["batches"] += 1
@@ -256,7 +256,7 @@ def run_job(job: dict[str, Any], folder: Path) -> None:
             raise ValueError("a defect of the model")
         return forward(self, idx, targets)
 
-    Scoring.compute, Nano.forward = counting, breaking  # type: ignore[method-assign, assignment]
+    RequestComputer.compute, Nano.forward = counting, breaking  # type: ignore[method-assign, assignment]
     try:
         if job["steps"]:
             if job.get("first") and inloop is not None:
@@ -267,7 +267,7 @@ def run_job(job: dict[str, Any], folder: Path) -> None:
         elif inloop is not None:
             logged = {0: inloop(model, 0)}
     finally:
-        Scoring.compute, Nano.forward = whole, forward  # type: ignore[method-assign]
+        RequestComputer.compute, Nano.forward = whole, forward  # type: ignore[method-assign]
     report = {"logged": logged, "batches": computed["batches"]}
     (folder / f"{job['name']}-{rank}.json").write_text(json.dumps(report))
 

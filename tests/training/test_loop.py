@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from evalkit.benchmarks.multiple_choice.scoring import Scoring
 from tensorboardX import SummaryWriter
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -32,6 +31,7 @@ from evalkit.errors import CheckpointError, EvalkitError, UsageError
 from evalkit.models.live import LiveSpec, live_model
 from evalkit.models.loading.fingerprint import fingerprint
 from evalkit.models.module_state import state_digest
+from evalkit.requests.computer import RequestComputer
 from evalkit.runs.folder import JOURNAL
 from evalkit.studies.watch import GrowingCurve
 from tests.marks import fast
@@ -331,7 +331,7 @@ def test_a_budget_bounds_all_of_an_evaluation(
 ) -> None:
     """With the hash of the weights, on a clock that advances by it and by each document; never more than there are."""
     clock, hashing = SimpleNamespace(now=0.0), 3.0
-    compute, identity = Scoring.compute, LiveSpec.identity
+    compute, identity = RequestComputer.compute, LiveSpec.identity
 
     def slowly(computer: Any, batch: Any) -> Any:
         clock.now += slow * batch.documents
@@ -342,7 +342,7 @@ def test_a_budget_bounds_all_of_an_evaluation(
         return identity(*given)
 
     monkeypatch.setattr("evalkit.studies.loop.time.monotonic", lambda: clock.now)
-    monkeypatch.setattr(Scoring, "compute", slowly)
+    monkeypatch.setattr(RequestComputer, "compute", slowly)
     monkeypatch.setattr(LiveSpec, "identity", hashed)
     inloop = in_loop(asked(documents, tmp_path / "runs", folder, every=10, budget="5%", tasks=["piqa"]))
     inloop(built("nano"), 0)

@@ -262,6 +262,7 @@ class TaskModelRequests(TaskRequests):
                 texts=request.digest,
                 part=request.sample,
                 parts=samples[request.key],
+                without_stop=True,
             )
             for request, prompt in zip(self.requests, prompts, strict=True)
         ]

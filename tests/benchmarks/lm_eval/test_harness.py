@@ -11,7 +11,6 @@ from typing import Any
 import lm_eval
 import pytest
 import torch
-from evalkit.benchmarks.lm_eval.batches import NEW_TOKENS, Continuation, continuations_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
@@ -21,12 +20,12 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import evalkit
+from evalkit.benchmarks.lm_eval.encoding import NEW_TOKENS, TaskModelRequests
 from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.lm_eval.requests import requests_of
-from evalkit.display import Say
 from evalkit.errors import CheckpointError, ScoringError, UsageError
 from evalkit.models.loading.load import LoadedModel
-from evalkit.models.loading.locate import silent
+from evalkit.requests.requests import Encoder, Facts, Score
 from tests.benchmarks.lm_eval.made import ALL, made_tasks, same_metrics
 from tests.marks import fast
 from tests.tiny import TRAINING_TEXT, VOCABULARY, tiny_checkpoint, tiny_tokenizer
@@ -102,13 +101,11 @@ def requests(kind: str, *arguments: tuple[Any, ...], task: str = "made") -> list
     return [Instance(kind, {}, args, 0, (task, number, 1)) for number, args in enumerate(arguments)]
 
 
-def encoded(ours: Harness, *texts: tuple[str, str], say: Say = silent) -> list[Continuation]:
-    return continuations_of(requests_of(requests("loglikelihood", *texts)), ours.encoding, say)
-
-
-def split(part: Continuation) -> tuple[list[int], list[int]]:
-    tokens = part.tokens.tolist()
-    return tokens[: part.row.context_tokens], tokens[part.row.context_tokens :]
+def encoded(ours: Harness, context: str, continuation: str) -> Score:
+    asked = TaskModelRequests("made", requests_of(requests("loglikelihood", (context, continuation))))
+    [document] = asked.scored(Encoder(ours.tokenizer, Facts(ours.max_length)))
+    [score] = document.scores
+    return score
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -122,8 +119,10 @@ def test_the_tokens_are_lm_evals_whatever_the_text(
     if not tail:  # lm-eval fails; evalkit encodes the continuation separately
         moved = context[len(context.rstrip()) :] + continuation
         tail = theirs.tok_encode(moved, add_special_tokens=False)
-    [part] = encoded(ours, (context, continuation))
-    assert (*split(part), part.row.cut) == (head, tail, 0)
+    score = encoded(ours, context, continuation)
+    assert score.tokens.tolist() == head + tail
+    assert score.is_scored.tolist() == [False] * len(head) + [True] * len(tail)
+    assert score.truncated == 0
 
 
 def test_the_scores_are_lm_evals(ours: Harness, theirs: HFLM) -> None:
@@ -234,7 +233,7 @@ def test_greedy_texts_are_lm_evals(kind: str, tokenizer: Any) -> None:
     assert stopped == texts_of(alone, PROMPTS, settings)
     assert sum(len(text) < len(other) for text, other in zip(stopped, free, strict=True)) >= 3
     # Models with a state cannot be padded on the left; lm-eval does so, and its batched texts differ
-    if not ours.generator.without_cache:
+    if kind != "mamba":
         assert stopped == texts_of(reference(loaded, 5), PROMPTS, settings)
 
 

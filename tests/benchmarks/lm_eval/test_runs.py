@@ -17,7 +17,6 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from evalkit.benchmarks.document_views import AnswerView, ChoiceView
-from evalkit.benchmarks.lm_eval.requests import RequestRow
 from evalkit.benchmarks.registry import results_of
 from evalkit.benchmarks.run import evaluate, planned
 from evalkit.cli import main
@@ -28,6 +27,7 @@ from evalkit.data import Library
 from evalkit.errors import UsageError
 from evalkit.models.loading.locate import silent
 from evalkit.paths import resource
+from evalkit.requests.rows import ScoredRow
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import Journal
 from evalkit.stats.estimates import error_of_average, error_of_share
@@ -201,14 +201,15 @@ def test_what_changes_the_numbers_is_another_run(model: Path, tmp_path: Path) ->
 
 def test_an_answer_to_another_question_is_not_taken(run: Evaluate) -> None:
     first = run(tasks=("made_choice",))
-    entries = entries_of(first, RequestRow)
+    entries = entries_of(first)
     (first.folder / "journal.jsonl").unlink()
     (first.folder / "results.json").unlink()
     rows = entries[0][1]
-    rows[0] = rows[0]._replace(digest="0" * 16, likelihood=rows[0].likelihood - 100)
-    journal = Journal(first.folder / "journal.jsonl", first.manifest["id"], RequestRow, pytest.fail)
+    likelihoods = [None if value is None else value - 100 for value in rows[0].likelihoods]
+    rows[0] = rows[0]._replace(texts="0" * 16, likelihoods=likelihoods)
+    journal = Journal(first.folder / "journal.jsonl", first.manifest["id"], (ScoredRow,), pytest.fail)
     for entry, rows in entries:
-        journal.append(entry, rows)
+        journal.append(entry, rows, ScoredRow)
     again = run(tasks=("made_choice",))
     pd.testing.assert_frame_equal(again.scores, first.scores, check_exact=True)
 
@@ -241,7 +242,7 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
     options = {"tasks": ("made_sampled",), "include_path": tmp_path / "own"}
 
     def texts(run: Run) -> list[tuple[int, int, str]]:
-        return sorted((row[0], row[2], row[-1]) for _, rows in entries_of(run, RequestRow) for row in rows)
+        return sorted((int(row.document), row.part, row.text) for _, rows in entries_of(run) for row in rows)
 
     expected = texts(run(**options, output=tmp_path / "whole"))
     assert [key[:2] for key in expected] == [(doc, part) for doc in range(5) for part in range(3)]
@@ -257,13 +258,13 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
         for name, budget in (("cut", 60), ("free", None)):
             with pytest.raises(KeyboardInterrupt):
                 run(**options, output=tmp_path / name, token_budget=budget)
-    # The first budget is kept, also of keys and values
+    # The first budget is kept, which is that of keys and values
     cut = run(**options, output=tmp_path / "cut")
-    assert cut.manifest["kept_tokens"] == 60 and texts(cut) == expected
+    assert cut.manifest["token_budget"] == 60 and texts(cut) == expected
     begun = json.loads(next((tmp_path / "free").glob("*/manifest.json")).read_text(encoding="utf-8"))
-    assert begun["kept_tokens"] != begun["token_budget"]
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=2**24, available=2**23))
-    assert run(**options, output=tmp_path / "free", token_budget=None).manifest["kept_tokens"] == begun["kept_tokens"]
+    free = run(**options, output=tmp_path / "free", token_budget=None)
+    assert free.manifest["token_budget"] == begun["token_budget"] > 60 and texts(free) == expected
 
 
 def test_documents_are_read_as_people_read_them(whole: Run, tasks: Path) -> None:

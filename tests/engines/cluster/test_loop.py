@@ -25,7 +25,6 @@ from evalkit.benchmarks.session import opened
 from evalkit.errors import EvalkitError
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import JOURNAL, load_run
-from evalkit.runs.score_table import ScoreRow
 from evalkit.runs.writing import is_locked
 from evalkit.studies.cluster import workers as pool_module
 from evalkit.studies.cluster.driver import Driver
@@ -168,8 +167,9 @@ def test_answers_in_another_order(files: Path, expected: Tables, tmp_path: Path)
     assert states(outcomes) == ["finished"] * 2
     assert same(jobs, expected)
     for job in jobs:
-        for entry, rows in entries_of(load_run(job.plan.folder), ScoreRow):
-            assert {row[0] for row in rows} == {entry.task}
+        documents = load_run(job.plan.folder).scores.groupby("task")["subtask"].unique()
+        for entry, rows in entries_of(load_run(job.plan.folder)):
+            assert {row.document.rpartition(" ")[0] for row in rows} <= {*documents[entry.task]}
     assert sum("LlamaForCausalLM" in line for line in progress.said) == 2
 
 
@@ -282,7 +282,7 @@ def test_batches_that_come_twice_or_damaged(
     outcomes, progress = InProcessRay(2).run(jobs)
     assert states(outcomes) == ["finished"]
     assert sum("was damaged on the way" in line for line in progress.said) == 2
-    keys = [(entry.task, entry.batch) for entry, _ in entries_of(load_run(jobs[0].plan.folder), ScoreRow)]
+    keys = [(entry.task, entry.batch) for entry, _ in entries_of(load_run(jobs[0].plan.folder))]
     assert len(keys) == len({*keys}) == len(delivered) - 2
     assert same(jobs, expected)
 

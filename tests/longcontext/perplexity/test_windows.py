@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -17,20 +18,23 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from evalkit.errors import EvalkitError, ScoringError, UsageError
+from evalkit.errors import CheckpointError, EvalkitError, ScoringError, UsageError
 from evalkit.longcontext.perplexity.results import position_bins, ratio
 from evalkit.longcontext.perplexity.windows import (
     WIDTH,
-    PerplexityFacts,
     TextDocument,
-    TextWindow,
-    packed,
+    TextRequests,
+    position_rows,
     read_texts,
-    rows_of,
     spans,
     token_bytes,
-    windows_of,
 )
+from evalkit.requests.encoded import EncodedDocuments, scored_rows
+from evalkit.requests.planner import packed
+from evalkit.requests.requests import Encoder, Facts, Score, ScoreDocument
+from evalkit.requests.rows import ScoredRow
+from evalkit.runs.columns import record_batch
+from evalkit.scoring.forward import Scores
 from tests.tiny import TRAINING_TEXT, tiny_tokenizer
 
 PREFIX = -7
@@ -106,41 +110,90 @@ def test_windows_are_lm_evals(cut: tuple[int, int, int]) -> None:
         assert context == 1 if not number else context >= window - stride + 1
 
 
+def windows_of(document: TextDocument, tokenizer: Any, window: int = 16, stride: int | None = None) -> list[Score]:
+    requests = TextRequests(document.task, [document], window, stride)
+    documents = list(requests.scored(Encoder(tokenizer, Facts(1024))))
+    assert {scored.document for scored in documents} == {str(document.number)}
+    assert [scored.is_last for scored in documents] == [False] * (len(documents) - 1) + [True]
+    assert sum(scored.work for scored in documents) == len(document.content)
+    assert sum(cost for _, cost in requests.costs()) == len(document.content)
+    return [score for scored in documents for score in scored.scores]
+
+
+def scored_in(windows: list[Score]) -> list[int]:
+    return [token for window in windows for token in window.tokens[window.is_scored].tolist()]
+
+
+def sizes_in(windows: list[Score]) -> list[int]:
+    return [size for window in windows for size in window.bytes[window.is_scored].tolist()]  # type: ignore[index]
+
+
 def test_the_windows_of_a_document(tmp_path: Path) -> None:
     stride = 5
     tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path / "plain"))
     text = " ".join(TRAINING_TEXT)
-    windows = windows_of(TextDocument("t", 3, text, "t.txt"), tokenizer, PerplexityFacts(16, 64, (0,)), stride)
-    scored = np.concatenate([window.tokens[window.context :] for window in windows])
-    assert scored.tolist() == tokenizer(text)["input_ids"]
-    sizes = np.concatenate([window.bytes for window in windows])
-    assert (len(sizes), sizes.sum()) == (len(scored), len(text.encode()))
-    assert [window.number for window in windows] == list(range(len(windows)))
-    assert [window.is_last for window in windows] == [False] * (len(windows) - 1) + [True]
-    assert ({window.document for window in windows}, windows[0].tokens[0]) == ({3}, 0)
+    windows = windows_of(TextDocument("t", 3, text, "t.txt"), tokenizer, stride=stride)
+    assert scored_in(windows) == tokenizer(text)["input_ids"]
+    sizes = sizes_in(windows)
+    assert (len(sizes), sum(sizes)) == (len(scored_in(windows)), len(text.encode()))
+    assert all(not window.bytes[~window.is_scored].any() for window in windows)  # type: ignore[index]
+    assert [(window.part, window.parts) for window in windows] == [(n, len(windows)) for n in range(len(windows))]
+    assert len(windows) > 10 and windows[0].tokens[0] == 0
     # A prefix of several tokens is context, of the first window
-    facts = PerplexityFacts(16, 64, (1, 0))
-    longer = windows_of(TextDocument("t", 3, text, "t.txt"), tokenizer, facts, stride)
-    assert (longer[0].context, longer[0].tokens[:2].tolist(), len(longer[0].tokens)) == (2, [1, 0], 17)
-    assert np.concatenate([window.tokens[window.context :] for window in longer]).tolist() == scored.tolist()
-    assert np.concatenate([window.bytes for window in longer]).tolist() == sizes.tolist()
-    # What the tokenizer adds is not scored, what the text spells is
     adding = AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path / "adding", adds_bos=True))
-    plain, spelled = (windows_of(TextDocument("t", 0, text, "t"), adding, facts)[0] for text in ("river", "<s>river"))
+    adding.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="</s> <s> $A", special_tokens=[("</s>", 1), ("<s>", 0)]
+    )
+    longer = windows_of(TextDocument("t", 3, text, "t.txt"), adding, stride=stride)
+    assert (longer[0].tokens[:2].tolist(), len(longer[0].tokens)) == ([1, 0], 17)
+    assert longer[0].is_scored.tolist() == [False] * 2 + [True] * 15
+    assert (scored_in(longer), sizes_in(longer)) == (scored_in(windows), sizes)
+    # What the tokenizer adds is not scored, what the text spells is
+    plain, spelled = (windows_of(TextDocument("t", 0, text, "t"), adding)[0] for text in ("river", "<s>river"))
     assert spelled.tokens.tolist() == [1, 0, 0, *plain.tokens.tolist()[2:]]
-    assert spelled.bytes.tolist() == [3, *plain.bytes.tolist()]
-    empty: Any = lambda *_, **__: {"input_ids": [], "offset_mapping": []}  # noqa: E731
+    assert sizes_in([spelled]) == [3, *sizes_in([plain])]
+
+
+def test_texts_without_windows(tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path / "tokenizer"))
+
+    class Nothing:
+        """A tokenizer that makes no token of a text."""
+
+        bos_token_id = eos_token_id = 0
+
+        def __call__(self, text: str, **_: Any) -> dict[str, list[Any]]:
+            return {"input_ids": [], "offset_mapping": []} if text == "\u200b" else tokenizer(text, **_)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(tokenizer, name)
+
     with pytest.raises(ScoringError, match=r"a\.jsonl, line 4"):
-        windows_of(TextDocument("a", 3, "\u200b", "a.jsonl, line 4"), empty, facts)
+        windows_of(TextDocument("a", 3, "\u200b", "a.jsonl, line 4"), Nothing())
+    with pytest.raises(UsageError, match="--stride 17"):
+        windows_of(TextDocument("a", 3, "river", "a"), tokenizer, stride=17)
+    bare = AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path / "bare", bos=None, eos=None))
+    with pytest.raises(CheckpointError, match="BOS"):
+        windows_of(TextDocument("a", 3, "river", "a"), bare)
+
+
+def window_of(tokens: int, context: int = 1, sizes: Any = None, part: int = 0) -> ScoreDocument:
+    """A window of a document whose segments are bins of 64 positions, by hand."""
+    positions = np.arange(tokens)
+    segments = np.array([0 if at < context else 1 + (at - 1) // 64 for at in positions], np.int32)
+    counted = np.zeros(tokens, np.int32) if sizes is None else sizes
+    score = Score(0, "", np.zeros(tokens, np.int32), segments, positions >= context, part=part, parts=3, bytes=counted)
+    return ScoreDocument("4", "t document 4", "t", [score], 1.0)
 
 
 @given(st.lists(st.integers(1, 60), max_size=20), st.integers(1, 50))
 def test_batches_hold_all_windows_in_order(lengths: list[int], budget: int) -> None:
-    windows: Any = [type("Window", (), {"tokens": np.zeros(size + 1)})() for size in lengths]
+    windows = [window_of(size + 1) for size in lengths]
     batches = list(packed(iter(windows), budget))
-    assert [window for members in batches for window in members] == windows
+    assert [id(window) for members in batches for window in members] == list(map(id, windows))
     for members in batches:
-        assert len(members) == 1 or sum(len(window.tokens) - 1 for window in members) <= budget
+        sizes = [len(window.scores[0].tokens) - 1 for window in members]
+        assert len(members) == 1 or (sum(sizes) <= budget and max(sizes) < budget / 2)
 
 
 def test_the_sums_of_a_window() -> None:
@@ -149,18 +202,21 @@ def test_the_sums_of_a_window() -> None:
     length, context = 300, 70
     logprobs = -dice.exponential(size=length).astype(np.float32)
     logprobs[:context] = np.nan
-    sizes = dice.integers(0, 5, length - context).astype(np.int32)
-    rows = rows_of(TextWindow(4, 2, True, context, np.zeros(length, np.int32), sizes), logprobs)
+    sizes = dice.integers(0, 5, length).astype(np.int32)
+    sizes[:context] = 0
+    encoded = EncodedDocuments.of([window_of(length, context, sizes, part=2)])
+    rows = scored_rows(encoded.head(0), [Scores(logprobs, np.zeros(length, bool))])
+    found = position_rows(pa.Table.from_batches([record_batch(rows, ScoredRow)]))
     expected: dict[int, list[float]] = {}
     for position in range(context, length):
         sums = expected.setdefault((position - 1) // 64 * 64 + 1, [0, 0, 0.0])
         sums[0] += 1
-        sums[1] += int(sizes[position - context])
+        sums[1] += int(sizes[position])
         sums[2] -= float(logprobs[position])
-    assert [row.position for row in rows] == list(expected) == [65, 129, 193, 257]
-    for row in rows:
+    assert found["position"].tolist() == list(expected) == [65, 129, 193, 257]
+    for row in found.itertuples():
         assert [row.tokens, row.bytes, row.nats] == pytest.approx(expected[row.position], rel=1e-12)
-        assert (row.document, row.window, row.is_last) == (4, 2, True)
+        assert (row.document, row.window) == (4, 2)
 
 
 def table(documents: int, bins: int) -> pd.DataFrame:
