@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from evalkit.benchmarks.lm_eval.results import (
+from evalkit.benchmarks.lm_eval_tables import (
     DocumentScore,
     choice_rows,
     compared_metric,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evalkit.benchmarks.lm_eval.results import choice_rows
+from evalkit.benchmarks.lm_eval_tables import choice_rows
 from evalkit.data import SUBJECTS, TASKS, Library
 from evalkit.data.sampling import ALL_DOCUMENTS
 from evalkit.errors import DataError, UsageError

@@ -256,7 +256,10 @@ def run_job(job: dict[str, Any], folder: Path) -> None:
             raise ValueError("a defect of the model")
         return forward(self, idx, targets)
 
-    RequestComputer.compute, Nano.forward = counting, breaking  # type: ignore[method-assign, assignment]
+    RequestComputer.compute = counting  # type: ignore[method-assign]
+    # Changed code is part of a model's identity
+    if fault.get("kind") == "forward":
+        Nano.forward = breaking  # type: ignore[method-assign, assignment]
     try:
         if job["steps"]:
             if job.get("first") and inloop is not None:

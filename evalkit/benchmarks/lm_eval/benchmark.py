@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Benchmark, ListedSuite, lazy
-from evalkit.benchmarks.lm_eval.results import logged_metrics
+from evalkit.benchmarks.lm_eval_tables import logged_metrics
 from evalkit.benchmarks.outcomes import Metric
 from evalkit.benchmarks.results import FinishedResults, of_run
 from evalkit.errors import UsageError

@@ -16,7 +16,6 @@ import click
 from evalkit.benchmarks.choices import ComparableChoices
 from evalkit.benchmarks.document_views import AnsweredDocument, AnswerView, ChoiceView, TaskView, Texts
 from evalkit.benchmarks.lm_eval.requests import GENERATED, group_by_task
-from evalkit.benchmarks.lm_eval.results import DOCUMENTS, DocumentScore, logged_metrics
 from evalkit.benchmarks.lm_eval_files import (
     NO_SAMPLES,
     caveats_below,
@@ -25,6 +24,7 @@ from evalkit.benchmarks.lm_eval_files import (
     stored_texts,
     texts_of_requests,
 )
+from evalkit.benchmarks.lm_eval_tables import DOCUMENTS, DocumentScore, logged_metrics
 from evalkit.benchmarks.outcomes import CONTENT, Comparable, GradedAnswers, Measure, Metric, run_content
 from evalkit.display import Say
 from evalkit.escape import printable
