@@ -1,4 +1,4 @@
-"""Plugins: benchmarks, rules, outcomes and exports of other installed packages.
+"""Plugins: benchmarks, metrics of answers, rules, outcomes and exports of other installed packages.
 
 In: a group of entry points (`evalkit.benchmarks`, `evalkit.rules`, …) and a name. Out: the object.
 A package is imported only when one of its objects is used.

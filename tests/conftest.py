@@ -30,8 +30,8 @@ settings.register_profile("random", deadline=None, suppress_health_check=[Health
 settings.register_profile("fixed", settings.get_profile("random"), derandomize=True)
 settings.load_profile("fixed")
 
-# The user's own packages that add rules, outcomes, exports or benchmarks are left out; those that tests install are not
-_GROUPS = ("evalkit.rules", "evalkit.outcomes", "evalkit.exports", "evalkit.benchmarks")
+# The user's own packages that add rules, metrics and so on are left out; those that tests install are not
+_GROUPS = ("evalkit.rules", "evalkit.outcomes", "evalkit.exports", "evalkit.benchmarks", "evalkit.answer_metrics")
 _INSTALLED = {entry for group in _GROUPS for entry in entry_points(group=group)}
 
 

@@ -24,6 +24,7 @@ KINDS = {
     "needle": "`evalkit needle`, suite needle",
     "attention": "`evalkit attention`, suite attention",
     "perplexity": "`evalkit perplexity`, suite perplexity",
+    "answers": "Generated answers of your own: `evalkit run`, with `--set chat=true`",
 }
 
 _HEADER = '''"""Keywords of `evaluate`, `harness` and the training callback, for type checkers.

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from evalkit.benchmarks.answer_metrics import GROUP as METRICS
+from evalkit.benchmarks.answer_metrics import find_answer_metric
 from evalkit.benchmarks.registry import GROUP, benchmark
 from evalkit.cli import main
 from evalkit.comparison.naming import find_run
@@ -28,8 +30,12 @@ RECIPES = ("A suite", "A rule", "An outcome", "A benchmark", "An export", "A tab
 
 def blocks(title: str, *languages: str) -> list[str]:
     """Return the code blocks of a section in these languages."""
-    text = re.split(r"^## ", PAGE.partition(f"\n## {title}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
-    return re.findall(rf"^```(?:{'|'.join(languages)})\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    blocks_of = rf"^```(?:{'|'.join(languages)})\n(.*?)^```$"
+    return re.findall(blocks_of, section(title), flags=re.MULTILINE | re.DOTALL)
+
+
+def section(title: str) -> str:
+    return re.split(r"^## ", PAGE.partition(f"\n## {title}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def write_files(title: str) -> None:
@@ -40,10 +46,12 @@ def write_files(title: str) -> None:
         path.parent.mkdir(exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
             file.write(content + "\n")
+    for name, content in re.findall(r"`(\S+\.jsonl)`:\n\n```jsonl\n(.*?)```", section(title), flags=re.DOTALL):
+        Path(name).write_text(content, encoding="utf-8")
 
 
 def clear_caches() -> None:
-    for entries in (benchmark, find_rule, find_outcome):
+    for entries in (benchmark, find_rule, find_outcome, find_answer_metric):
         entries.cache_clear()
 
 
@@ -91,7 +99,7 @@ def run(command: str) -> str:
 
 
 def test_the_page_names_the_groups_of_entry_points() -> None:
-    groups = (GROUP, "evalkit.rules", "evalkit.outcomes", "evalkit.exports")
+    groups = (GROUP, METRICS, "evalkit.rules", "evalkit.outcomes", "evalkit.exports")
     assert all(f'entry-points."{group}"' in PAGE for group in groups)
 
 
@@ -107,8 +115,17 @@ def test_every_recipe_works(printed: dict[str, str], place: Path) -> None:
     assert piqa.value == pytest.approx((best["choice"] == best["gold"]).mean())
     assert "probability" in printed["evalkit rescore base-my_suite --rule probability"]
     assert "probability" in printed["evalkit compare base-my_suite tuned-my_suite --outcome probability"]
-    assert "exact match" in printed["evalkit run base --suite capitals"]
-    assert "exact match" in printed["evalkit compare base-capitals tuned-capitals"]
+    for suite in ("my_questions", "capitals"):
+        file = suite + ".yaml" * (suite != "capitals")
+        [row] = [line for line in printed[f"evalkit run base --suite {file}"].splitlines() if " f1 " in line]
+        assert row.split()[2] == "3"
+        assert "f1" in printed[f"evalkit compare base-{suite} tuned-{suite}"]
+    # The two ways ask the same questions with the same settings
+    names = ("base-my_questions", "base-capitals")
+    yaml, python = (find_run(name, place / "results" / "runs").table("answers.parquet", ()) for name in names)
+    columns = ["prompt", "references", "answer", "score"]
+    assert yaml[columns].equals(python[columns])
+    assert "length ↓" in printed["evalkit run base --suite my_lengths.yaml"]
     assert "capitals" in run("evalkit ls suites")
     layout = "suite: capitals\nrows: [{items: {base: Base}}]\ncolumns: [{items: {capitals: Capitals}}]\n"
     (place / "capitals.yaml").write_text(layout)

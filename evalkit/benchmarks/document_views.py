@@ -113,7 +113,7 @@ def answer_views(table: pd.DataFrame, tasks: Collection[str], metric: Callable[[
     """Yield the generated answers of a run by task; no `tasks`: all.
 
     The table has columns task, id, answer (the text that was scored), references, score, the whole prompt if the run
-    stores it, and those of `GeneratedAnswer`; without `tokens_before`, no prompt was truncated.
+    stores it, and those of `GeneratedRow`; without `tokens_before`, no prompt was truncated.
     """
     for task, rows in table.groupby("task", sort=False):
         if not tasks or task in tasks:

@@ -190,6 +190,11 @@ class AnswerPlan(DocumentPlan):
             requests.append(AnswerRequests(plan, task, {task: len(documents)}))
         return RunRequests(requests)
 
+    def shown_prompts(self, count: int, say: Say) -> Iterator[str]:
+        from evalkit.benchmarks.shown_prompts import shown_generations
+
+        return shown_generations(self, count, say)
+
     @property
     def benchmark(self) -> GeneratedBenchmark:
         from evalkit.benchmarks.registry import benchmark
@@ -249,7 +254,8 @@ class FinishedAnswers(FinishedResults):
     checked: ClassVar[tuple[str, ...]]
     """Columns of `answers` that must be equal for two documents to be the same."""
     prompt_settings: ClassVar[Mapping[str, str]] = {}
-    """Name in messages → entry of the specification that makes other prompts of the same documents."""
+    """Name in messages → entry of the specification, or its entry by task, that makes other prompts of the same
+    documents."""
     continuous: ClassVar[str] = ""
     """Rule of the continuous measure that is reported beside the others, if there is one."""
 
@@ -296,6 +302,9 @@ class _ComparableAnswers(GradedAnswers):
 
     def must_agree(self, task: str) -> dict[str, str]:
         specification = self.run.manifest["specification"]
-        settings = {name: str(specification[entry]) for name, entry in self._results.prompt_settings.items()}
+        settings = {}
+        for name, entry in self._results.prompt_settings.items():
+            value = specification[entry]
+            settings[name] = str(value[task] if isinstance(value, Mapping) else value)
         hashes = {"documents": str(specification["documents"].get(task, ""))} if "documents" in specification else {}
         return settings | hashes

@@ -21,8 +21,8 @@ class SuiteSettings(TypedDict, total=False):
     limit: int | None
     suite: str | Path | None
     tasks: str | Sequence[str]
-    include_path: str | Path | None
     requests: str | Path | None
+    include_path: str | Path | None
     template: str | Path | None
     rule: str | None
     num_fewshot: int | None

@@ -284,14 +284,15 @@ def run_content(run: Run, **more: Any) -> dict[str, Any]:
     return {"run": run.manifest["id"], "folder": str(run.folder)} | more | dict(run.stored)
 
 
-def metrics_report(run: Run, metrics: Sequence[Metric]) -> Report:
-    """Return a report with one line for each metric."""
+def metrics_report(run: Run, metrics: Sequence[Metric], lines: Sequence[str] = ()) -> Report:
+    """Return a report with one line for each metric; `lines` are what the kind says of the numbers."""
     rows = []
     for metric in metrics:
         layer = "" if metric.layer is None else f", layer {metric.layer}"
         name = metric.name + layer + direction_mark(metric.higher_is_better)
         task = metric.task + caveat_mark(run.manifest, [metric.task])
-        rows.append([task, name, f"{metric.n:,}", *METRICS.columns(metric.value, metric.stderr)])
+        documents = f"{metric.n:,}" if metric.n else ""
+        rows.append([task, name, documents, *METRICS.columns(metric.value, metric.stderr)])
     table = simple_table(run.suite, ["task", "metric", "n", "value", "± SE"], rows, texts=2)
-    notes = notes_below(run.manifest, (), (metric.higher_is_better for metric in metrics))
+    notes = notes_below(run.manifest, lines, (metric.higher_is_better for metric in metrics))
     return Report((table,), notes=notes, content=run_content(run), records=[metric.record for metric in metrics])

@@ -18,6 +18,7 @@ from evalkit.benchmarks.results import FinishedResults
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.plugins import added, call_added, load_added
 from evalkit.runs.folder import Run
+from evalkit.suites.suites import load_suite, requests_suite
 
 GROUP = "evalkit.benchmarks"
 _OWN = {
@@ -29,6 +30,7 @@ _OWN = {
     "needle": "evalkit.longcontext.ruler.needle:Needle",
     "attention": "evalkit.attention.benchmark:Attention",
     "perplexity": "evalkit.longcontext.perplexity.benchmark:Perplexity",
+    "answers": "evalkit.benchmarks.answer_suites:AnswerSuites",
 }
 
 
@@ -80,9 +82,17 @@ def _suites() -> Iterator[tuple[Benchmark, str, ListedSuite]]:
                 yield kind, suite, listed
 
 
-def kind_of_suite(suite: str | None) -> str:
-    """Return the kind of benchmark that runs a suite: a suite's name or a YAML file; None: the default suite."""
+def kind_of_suite(suite: str | None, requests: Path | None = None) -> str:
+    """Return the kind of benchmark that runs a suite, a name or a YAML file; or a user's file of requests.
+
+    Without any, it is that of the default suite; so it is of files that cannot be read, which its plan reports.
+    """
     if suite is None or Path(suite).suffix in (".yaml", ".yml"):
+        with suppress(UsageError):
+            if requests is not None and requests_suite(requests).answers:
+                return "answers"
+            if suite is not None and load_suite(suite).answers:
+                return "answers"
         return "multiple_choice"
     for kind, name, _ in _suites():
         if name == suite:

@@ -158,8 +158,8 @@ def numerics(model: ModelSpec, checkpoint: Checkpoint, limit: int | None, say: S
 
 
 @dataclass(frozen=True)
-class SuiteRequest(DocumentRequest):
-    """Settings of a run of a suite or of lm-eval's tasks."""
+class UserSuiteRequest(DocumentRequest):
+    """Settings of a run of a suite, or of a user's file of requests."""
 
     suite: str | None = setting(
         None,
@@ -168,13 +168,19 @@ class SuiteRequest(DocumentRequest):
         names="name or file",
     )
     tasks: tuple[str, ...] = setting((), "Only these of the suite, or any of lm-eval's, separated by commas.")
-    include_path: Path | None = setting(
-        None, "Folder of your own lm-eval task files; they can run code beside them.", names="folder"
-    )
     requests: Path | None = setting(
         None,
-        "Your own documents as JSON lines: doc_id, context, continuation, label (docs/suites.md).",
+        "Your own documents as JSON lines: context, continuation and label, or prompt and references (docs/suites.md).",
         names="file",
+    )
+
+
+@dataclass(frozen=True)
+class SuiteRequest(UserSuiteRequest):
+    """Settings of a run of a suite of choices or of lm-eval's tasks."""
+
+    include_path: Path | None = setting(
+        None, "Folder of your own lm-eval task files; they can run code beside them.", names="folder"
     )
     template: str | None = setting(
         None, "inst (the paper's), plain (lm-eval's), chat, or a YAML file.", "inst", names="file"

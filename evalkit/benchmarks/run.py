@@ -75,7 +75,7 @@ def planned(
 
     `model` and `options` as of `request_of`; `earlier` as of `DocumentSample`.
     """
-    chosen = _benchmark_of(options.get("suite"))
+    chosen = _benchmark_of(options)
     given = {name: value for name, value in options.items() if name != "suite" or name in settings_of(chosen.request)}
     request = request_of(chosen.request, model, given)
     if earlier is not None:
@@ -83,12 +83,20 @@ def planned(
     return chosen.plan(request, say)
 
 
-def _benchmark_of(suite: str | Path | None) -> Benchmark:
-    return benchmark(kind_of_suite(None if suite is None else values.name_or_path("--suite", suite)))
+def _benchmark_of(options: Mapping[str, Any]) -> Benchmark:
+    suite = options.get("suite")
+    requests = options.get("requests")
+    return benchmark(
+        kind_of_suite(
+            None if suite is None else values.name_or_path("--suite", suite),
+            None if requests is None else values.path("--requests", requests),
+        )
+    )
 
 
-def request_type(suite: str | Path | None) -> type[Request]:
-    request: type[Request] = _benchmark_of(suite).request
+def request_type(options: Mapping[str, Any]) -> type[Request]:
+    """Return the request of the benchmark that has the suite, or the file of requests, of the options of a run."""
+    request: type[Request] = _benchmark_of(options).request
     return request
 
 
@@ -110,8 +118,8 @@ def given_options(
     given = given_settings(arguments, ModelSpec, SuiteRequest)
     if isinstance(vary := given.get("vary"), Path):
         given["vary"] = str(vary)
-    suite = given.get("suite") or DEFAULT_SUITE
-    request = request_type(suite)
+    suite = given.get("suite") or given.get("requests") or DEFAULT_SUITE
+    request = request_type(given)
     own = own_settings(request)
     if foreign := sorted(given.keys() - settings_of(ModelSpec, request).keys() - {"suite"}):
         more = f"; it has {where} {', '.join(own)}" if own else ""

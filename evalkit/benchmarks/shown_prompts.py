@@ -1,8 +1,9 @@
-"""The first prompts of a suite's tasks, as the model reads them, coloured by segment for a terminal."""
+"""The first prompts of each task, as the model reads them, formatted for a terminal: choices coloured by segment."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +14,9 @@ from evalkit.escape import printable
 from evalkit.reporting.terminal import COLOURS
 
 if TYPE_CHECKING:
+    from evalkit.benchmarks.generated import AnswerPlan
     from evalkit.benchmarks.suite_plan import ChoicePlan
+    from evalkit.requests.requests import Generate
     from evalkit.suites.prompts import EncodedQuestion
 
 
@@ -53,3 +56,25 @@ def _prompt_text(encoded: EncodedQuestion, tokenizer: Any) -> str:
         mark = "*" if choice == question.gold else " "
         lines += [f"[{choice}]{mark} {len(sequence.tokens)} tokens: {', '.join(counts)}{cut}", text, ""]
     return "\n".join(lines)
+
+
+def shown_generations(plan: AnswerPlan, count: int, say: Say) -> Iterator[str]:
+    """Yield the first prompts of each task whose answers are generated; as of `Plan.shown_prompts`."""
+    from evalkit.models.loading.spec import tokenizer_alone
+
+    tokenizer = tokenizer_alone(plan.checkpoint, say)
+    for task, documents in plan.tasks.items():
+        part = replace(plan, tasks={task: documents[:count]})
+        for request in plan.benchmark.generation_requests(part, task, frozenset(), tokenizer):
+            yield _generation_text(task, request, tokenizer)
+
+
+def _generation_text(task: str, request: Generate, tokenizer: Any) -> str:
+    from evalkit.models.loading.tokenizer import fed_text
+
+    tokens = request.prompt.tokens.tolist()
+    cut = "" if request.truncated_from is None else f", cut from {request.truncated_from:,} in the middle"
+    most = request.prompt.max_new_tokens
+    about = f"{task} document {request.document}: {len(tokens):,} tokens{cut}, then up to {most:,}"
+    text = printable(fed_text(tokenizer, tokens), "\n\t")
+    return f"{click.style(printable(about), bold=True)}\n{text}\n"

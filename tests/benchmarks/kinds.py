@@ -45,9 +45,16 @@ KINDS = {
     "needle": Kind(400, {"needle@300", "needle@400"}, {}, {"lengths": (300, 400), "depths": (0, 50), "repeats": 1}),
     "attention": Kind(None, LABELS, CHOICES | {"sample": 7}, {"measures": ("bos", "entropy", "similarity")}),
     "perplexity": Kind(128, {"lines"}, {}, {"text": Path("lines.jsonl"), "stride": 100}),
+    "answers": Kind(400, {"Own", "cut"}, {"suite": Path("own.yaml")}, {}),
     "copying": Kind(60, {"Copying"}, {}, {"lists": 12}),
     "norms": Kind(60, {"norms"}, {}, {"count": 12}),
 }
+OWN = """
+answers:
+  own: {requests: own.jsonl, metric: f1, max_new_tokens: 8}
+  cut: {requests: long.jsonl, metric: edit_similarity, max_new_tokens: 8, truncate: middle}
+labels: {own: Own}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +66,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     texts = [" ".join(f"word{n}" for n in range(start, start + 150)) for start in range(0, 600, 100)]
     write(folder / "rows" / "qasper.jsonl", [record("qasper", n, context=text) for n, text in enumerate(texts)])
     write(folder / "lines.jsonl", [{"text": text} for text in texts])
+    prompts = [{"prompt": text[: 60 + 9 * n], "references": [text[:9], "a b"]} for n, text in enumerate(texts)]
+    write(folder / "own.jsonl", prompts)
+    write(folder / "long.jsonl", [{"prompt": f"{text} {text}", "references": text[:9]} for text in texts[:2]])
+    (folder / "own.yaml").write_text(OWN, encoding="utf-8")
     with few_data(folder):
         yield folder
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.run import evaluate, planned
 from evalkit.benchmarks.session import run_plan
 from evalkit.cache import remembered, remembering
-from evalkit.errors import ScoringError
+from evalkit.errors import ScoringError, UsageError
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
 from tests.benchmarks.kinds import Lines
@@ -32,7 +34,7 @@ class Words(PromptedBenchmark):
             "bridge": [PromptDocument("in the morning the bridge was", "gone")],
         }
 
-    def score(self, answer: str, reference: str) -> float:
+    def score(self, answer: str, references: Sequence[str]) -> float:
         """Score the length alone, so that random models have scores between 0 and 1."""
         return min(1.0, len(answer) / 40)
 
@@ -63,7 +65,7 @@ def test_results_are_the_means_of_the_answers_scores(made: Any) -> None:
     [view, _] = Words.read(run).views((), silent)
     for document, row in zip(view.documents, answers.to_dict("records")[:3], strict=True):
         assert (document.id, document.answer, document.score) == (row["id"], row["answer"], row["score"])
-        assert (document.references, document.prompt[0].text) == ((row["reference"],), row["prompt"])
+        assert (list(document.references), document.prompt[0].text) == (json.loads(row["references"]), row["prompt"])
 
 
 def test_an_answer_ends_before_what_ends_it(made: Any) -> None:
@@ -83,11 +85,18 @@ def test_an_answer_ends_before_what_ends_it(made: Any) -> None:
 
 def test_invalid_documents_and_scores(made: Any) -> None:
     class Percent(Words):
-        def score(self, answer: str, reference: str) -> float:
-            return 100.0 if reference == "gone" else 0.0
+        def score(self, answer: str, references: Sequence[str]) -> float:
+            return 100.0 if references == ("gone",) else 0.0
 
     with pytest.raises(ScoringError, match="bridge document 0"):
         made(Percent)
+
+    class OneReference(Words):
+        def score(self, answer: str, reference: str) -> float:  # type: ignore[override]
+            return float(answer == reference)
+
+    with pytest.raises(UsageError, match=r"score\(answer, references\)"):
+        made(OneReference)
 
 
 def test_one_prompt_for_all_documents_is_noted(made: Any) -> None:

@@ -1,37 +1,32 @@
-"""LongBench's official code, reimplemented from its behaviour: prompts, truncation, stopping criteria and metrics.
+"""LongBench's official code, reimplemented from its behaviour: prompts, stopping criteria and metrics.
 
 In: a task's documents and a tokenizer, or a prediction and its gold answers. Out: generation requests, or a score.
 Source: THUDM/LongBench@2e00731 (`pred.py`, `metrics.py`, `eval.py`); scores are tested against its scores of public
-predictions. Prompt templates are lm-eval's, repaired where they differ from the official ones, and pinned by hash.
+predictions. Prompt templates are lm-eval's, repaired where they differ from the official ones, and pinned by hash. What
+other benchmarks have of it too is in `answer_metrics` (F1, ROUGE-L, edit similarity) and `fit_prompt` (truncation).
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-import string
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from difflib import SequenceMatcher
 from functools import cache, partial
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evalkit.errors import DataError, TemplateError
-from evalkit.generation.prompts import Prompt, Stops, as_message
+from evalkit.benchmarks.answer_metrics import EditVariant, edit_similarity, qa_f1, rouge_l
+from evalkit.errors import TemplateError
+from evalkit.generation.prompts import Prompt, Stops, fit_prompt
 from evalkit.inputs.reading import read_task_file
 from evalkit.longcontext.longbench.protocol import Task
 from evalkit.requests.requests import Generate
 
 if TYPE_CHECKING:
     from evalkit.longcontext.longbench.data import LongBenchDocument
-
-EditVariant = Literal["difflib", "rapidfuzz"]
-"""The official code's edit similarity without and with python-Levenshtein; published scores use the first."""
 
 FIRST_LINE = r"\A\n*[^\n]+\n"
 """Matches when the first line after leading newlines is complete (`first_line`)."""
@@ -43,8 +38,6 @@ _REPAIRED = ("triviaqa", "samsum")
 """Tasks in whose template of lm-eval a newline is missing before the last example."""
 _ENDINGS = {"passage_count": " ", "passage_retrieval_en": " ", "lcc": "\n", "repobench-p": "\n"}
 """Task → the white space missing at the end of lm-eval's template."""
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_ARTICLE = re.compile(r"\b(a|an|the)\b")
 _NUMBER = re.compile(r"\d+")
 _PARAGRAPH = re.compile(r"Paragraph (\d+)")
 
@@ -92,34 +85,6 @@ def generation_requests(
     return requests
 
 
-def fit_prompt(
-    tokenizer: Any, text: str, max_prompt_tokens: int, most: int, *, chat: bool, label: str
-) -> tuple[list[int], int | None]:
-    """Return a prompt's token ids, and their number before truncation in the middle if it is too long.
-
-    As in the official code, prompts are tokenised with special tokens. Of one longer than `max_prompt_tokens`, the
-    first and the last max_prompt_tokens / 2 tokens are decoded without special tokens, and their joined texts are
-    tokenised again, as one user message if `chat`. The result may have more tokens than before, and a chat template has
-    tokens too; where it exceeds `most`, all that the context window allows, the text is truncated further, which the
-    official code does not do.
-    """
-    ids = tokenizer(text, verbose=False).input_ids  # no warning about long texts, which are truncated here
-    before, kept, limit = len(ids), text, max_prompt_tokens
-    truncated = before > max_prompt_tokens
-    while True:
-        if truncated:
-            half = limit // 2
-            parts = (ids[:half], ids[len(ids) - half :])
-            kept = "".join(tokenizer.decode(part, skip_special_tokens=True) for part in parts)
-        tokens = as_message(tokenizer, kept) if chat else tokenizer(kept, verbose=False).input_ids if truncated else ids
-        if len(tokens) <= most:
-            return tokens, before if truncated else None
-        truncated = True
-        limit = min(limit, before) - max(2, len(tokens) - most)
-        if limit < 2:
-            raise DataError(f"{label}: no room for its prompt in {most} tokens; raise --context")
-
-
 def stops_of(task: Task, ends: frozenset[int], tokenizer: Any) -> Stops:
     """Return the stopping criteria; samsum ends at a newline too, and starts with neither a newline nor EOS."""
     barred: frozenset[int] = frozenset()
@@ -165,83 +130,6 @@ def code_line(prediction: str) -> str:
     return next((line for line in lines if not any(mark in line for mark in ("`", "#", "//"))), "")
 
 
-def qa_f1(prediction: str, answer: str) -> float:
-    """Return the F1 of the common words, 2PR / (P + R), with P and R over words counted with multiplicity.
-
-    Both texts are lower-cased, ASCII punctuation and then the words a, an, the are removed, and the rest is split at
-    white space. Source: Rajpurkar et al., "SQuAD" (2016), section 6.1.
-    """
-    predicted, expected = (
-        _ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split() for text in (prediction, answer)
-    )
-    common = (Counter(predicted) & Counter(expected)).total()
-    if not common:
-        return 0.0
-    precision, recall = common / len(predicted), common / len(expected)
-    return 2 * precision * recall / (precision + recall)
-
-
-def rouge_l(prediction: str, answer: str) -> float:
-    """Return the ROUGE-L of a prediction and one answer, from 0 to 1.
-
-    Let U be the set of words in a longest common subsequence of any answer sentence and any predicted
-    sentence; m and n the numbers of distinct words of answer and prediction; R = |U| / m and P = |U| / n. The score is
-    2 P R / (P + R + 1e-8), so that equal texts score slightly below 1. It is 0 if either text has no sentence.
-
-    Source: Lin, "ROUGE" (2004), section 3.2, as in the Python package `rouge` 1.0.1, `rouge_l_summary_level`.
-    """
-    # A sentence of white space only is one empty word, as in the package
-    predicted, expected = (
-        [" ".join(sentence.split()).split(" ") for sentence in text.split(".") if sentence]
-        for text in (prediction, answer)
-    )
-    if not predicted or not expected:
-        return 0.0
-    common: set[str] = set()
-    # Equal sentences, frequent in repetitive predictions, have equal subsequences
-    candidates = [(list(sentence), set(sentence)) for sentence in dict.fromkeys(map(tuple, predicted))]
-    for reference in expected:
-        words = set(reference)
-        for candidate, candidate_words in candidates:
-            # A pair only adds words that both sentences have
-            if not words & candidate_words <= common:
-                common |= _common_subsequence(reference, candidate, words)
-    precision, recall = (len(common) / len(set(chain.from_iterable(text))) for text in (predicted, expected))
-    return 2.0 * (precision * recall / (precision + recall + 1e-8))
-
-
-def _common_subsequence(reference: list[str], candidate: list[str], words: set[str]) -> set[str]:
-    """Return the words of one longest common subsequence; of several, the one that the package finds.
-
-    Row i of the table of lengths T is stored as one integer: its bit j is 0 where T[i, j + 1] exceeds T[i, j] by one.
-    Hyyrö, "Bit-parallel LCS-length computation revisited" (2004). In the backtrace from the end, the package skips the
-    reference's word if that keeps the length and skipping the candidate's word would reduce it, which is where the bit
-    is 0; otherwise it skips the candidate's word.
-    """
-    # The backtrace always skips words that are not in the reference
-    candidate = [word for word in candidate if word in words]
-    places: dict[str, int] = {}
-    for position, word in enumerate(candidate):
-        places[word] = places.get(word, 0) | 1 << position
-    every = (1 << len(candidate)) - 1
-    row, rows = every, list[int]()
-    for word in reference:
-        kept = row & places.get(word, 0)
-        row = ((row + kept) | (row - kept)) & every
-        rows.append(row)
-    common: set[str] = set()
-    i, j = len(reference) - 1, len(candidate) - 1
-    while i >= 0 and j >= 0:
-        if reference[i] == candidate[j]:
-            common.add(reference[i])
-            i, j = i - 1, j - 1
-        elif rows[i] >> j & 1:
-            j -= 1
-        else:
-            i -= 1
-    return common
-
-
 def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> float:
     """Return 1 / (number of labels in the prediction) if the gold label is one of them, else 0.
 
@@ -262,22 +150,3 @@ def count(prediction: str, answer: str) -> float:
     """Return the fraction of numbers in the prediction that equal the answer as strings; 0 without numbers."""
     numbers = _NUMBER.findall(prediction)
     return numbers.count(answer) / len(numbers) if numbers else 0.0
-
-
-def edit_similarity(prediction: str, answer: str, backend: EditVariant = "difflib") -> float:
-    """Return the similarity of two lines of code, rounded to whole percent, as a fraction: int(round(100 s)) / 100.
-
-    With `difflib`, s is the standard library's ratio of matching blocks, 2M / T, with its junk heuristic. It is not
-    symmetric; the prediction is the first argument. With `rapidfuzz`, s is 1 - (insertions + deletions) / T. Equal
-    texts give 1, also two empty ones; one empty text gives 0. Source: fuzzywuzzy's `ratio`, without and with
-    python-Levenshtein.
-    """
-    if prediction == answer:
-        return 1.0
-    if not prediction or not answer:
-        return 0.0
-    if backend == "difflib":
-        return round(100 * SequenceMatcher(None, prediction, answer).ratio()) / 100
-    from rapidfuzz.distance import Indel
-
-    return round(100 * float(Indel.normalized_similarity(prediction, answer))) / 100

@@ -20,10 +20,11 @@ from zlib import crc32
 
 import numpy as np
 
+from evalkit.benchmarks.answer_metrics import EditVariant
 from evalkit.benchmarks.generated import about_run
 from evalkit.display import doing
 from evalkit.errors import DataError, reading_as
-from evalkit.longcontext.longbench.official import EditVariant, score_prediction
+from evalkit.longcontext.longbench.official import score_prediction
 from evalkit.longcontext.longbench.protocol import GROUPS, TASKS, SuiteName, Task, find_task, suite_tasks
 from evalkit.reporting.figures import RunFigure, check_figure_path, line_look, new_figure, save_figure
 from evalkit.reporting.numbers import PERCENTAGES, UNKNOWN

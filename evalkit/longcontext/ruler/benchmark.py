@@ -176,17 +176,18 @@ class Ruler(GeneratedBenchmark):
     def generation_requests(
         self, plan: DocumentPlan, task: str, ends: frozenset[int], tokenizer: Any
     ) -> list[Generate]:
-        from evalkit.generation.prompts import Prompt, Stops, as_message
+        from evalkit.generation.prompts import Prompt, Stops, prompt_tokens
 
         context, requests = plan.manifest["context"], []
         for number, document in enumerate(plan.tasks[task]):
             text, choices = document.text, document.choices
-            if plan.manifest["specification"]["chat"]:  # an answer is a turn of its own
-                tokens = as_message(tokenizer, text)
+            chat = plan.manifest["specification"]["chat"]
+            tokens = prompt_tokens(tokenizer, text, chat)
+            if chat:  # an answer is a turn of its own
                 answers = tokenizer([*choices], add_special_tokens=False).input_ids
                 sequences = [[*tokens, *answer] for answer in answers]
             else:
-                tokens, *sequences = tokenizer([text, *(text + choice for choice in choices)], verbose=False).input_ids
+                sequences = [prompt_tokens(tokenizer, text + choice) for choice in choices]
             stops = Stops(ends, pattern=self.pattern(task, document.references), unsearched_tail=1)
             prompt = Prompt(number, np.asarray(tokens, np.int64), document.new_tokens, stops)
             try:

@@ -92,14 +92,14 @@ class Needle(Ruler):
 def _documents(
     cases: Sequence[NeedleCase], haystack: Haystack, load: Callable[[], Any], chat: bool
 ) -> list[RulerDocument]:
-    from evalkit.generation.prompts import as_message
+    from evalkit.generation.prompts import prompt_tokens
 
     tokenizer, documents = load(), []
     size = cache(lambda text: len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids))
 
     def whole(text: str) -> int:
         """Return the tokens of a prompt and its answer."""
-        return len(as_message(tokenizer, text) if chat else tokenizer(text, verbose=False).input_ids) + _NEW_TOKENS
+        return len(prompt_tokens(tokenizer, text, chat)) + _NEW_TOKENS
 
     for case in cases:
         text = haystack.prompt(case, whole, size, cue=not chat)

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evalkit.benchmarks.answer_metrics import edit_similarity, qa_f1, rouge_l
 from evalkit.errors import DataError, TemplateError
-from evalkit.generation.prompts import end_tokens
+from evalkit.generation.prompts import end_tokens, fit_prompt
 from evalkit.longcontext.longbench import official
 from evalkit.longcontext.longbench.data import OFFICIAL_BLOBS, LongBenchDocument
 from evalkit.longcontext.longbench.official import (
@@ -24,13 +25,9 @@ from evalkit.longcontext.longbench.official import (
     classification,
     code_line,
     count,
-    edit_similarity,
     first_line,
-    fit_prompt,
     prompt_text,
-    qa_f1,
     retrieval,
-    rouge_l,
     score_prediction,
     stops_of,
     template,
