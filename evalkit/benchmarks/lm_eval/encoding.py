@@ -227,9 +227,8 @@ class TaskModelRequests(TaskRequests):
 
     def costs(self) -> Iterator[tuple[RequestKey, float]]:
         samples = Counter(request.key for request in self.requests)
-        for request in self.requests:
-            if request.sample == 0:
-                yield request.key, request.work * samples[request.key]
+        for key, request in {request.key: request for request in self.requests}.items():
+            yield key, request.work * samples[key]
 
     def without(self, keys: Collection[Any]) -> TaskModelRequests:
         # Only texts without tokens have rows without a batch
