@@ -49,7 +49,7 @@ from evalkit.requests.rows import (
     is_finished,
     segment_columns,
 )
-from evalkit.runs.columns import record_batch
+from evalkit.runs.columns import record_batch, schema_of, to_bytes
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run
 from evalkit.runs.journal import Entry, FinishedRows, Journal
 from evalkit.runs.score_table import COLUMNS, SEGMENTS
@@ -482,6 +482,33 @@ def test_a_request_is_finished_with_all_its_rows(tmp_path: Path) -> None:
     rows = finished_in(path, ("t", 2, [row_of("a", 2, 3)]))
     assert states(rows) == states(finished_in(path)) == {"a": True, "b": True, "c": False, "text": True, "empty": True}
     assert rows.parts == {("t", "a", 0, ""): 3, ("g", "a", 0, ""): 2}
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        {"segments": [[1, 3], [3]], "likelihoods": [[-1.0], [-2.0, -3.0]]},
+        {"segments": [[1, 3], [3]], "tokens": [[1], [1, 1]]},
+        {"segments": [[1, 3], [3]], "bytes": [[1], []]},
+        {"segments": [[1, 1], [3]]},
+        {"segments": [[3, 1], [3]]},
+        {"segments": [[-1, 3], [3]]},
+    ],
+)
+def test_rows_whose_numbers_are_not_those_of_their_segments(tmp_path: Path, lists: dict[str, Any]) -> None:
+    """They would be the numbers of other segments, or of another row: neither written nor read."""
+    good = [row_of("a")._replace(segments=[1, 3], tokens=[1, 1], likelihoods=[None, -1.0]), row_of("b")]
+    arrays = pa.RecordBatch.from_pylist([row._asdict() for row in good], schema_of(ScoredRow))
+    for name, values in lists.items():
+        place = arrays.schema.get_field_index(name)
+        arrays = arrays.set_column(place, arrays.schema.field(name), pa.array(values, arrays.schema.field(name).type))
+    path = tmp_path / "journal.jsonl"
+    finished = finished_in(path)
+    with pytest.raises(RunError, match="segments"):
+        finished.append(Entry("t", 0, 0.5, HERE), arrays, ScoredRow)
+    finished.append(Entry("t", 0, 0.5, HERE), good, ScoredRow, to_bytes(arrays))
+    with pytest.raises(RunError, match="segments"):
+        finished_in(path)
 
 
 def test_texts_without_tokens(tmp_path: Path) -> None:
