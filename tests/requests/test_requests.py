@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evalkit.benchmarks.lm_eval.requests import likelihood_of
 from evalkit.benchmarks.run import planned as plan_run
 from evalkit.benchmarks.session import ModelHolder, run_plan
 from evalkit.cache import remembering
-from evalkit.errors import RunError, ScoringError
+from evalkit.errors import CheckpointError, RunError, ScoringError
 from evalkit.generation.prompts import Capacity, Prompt, Speed
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import tokenizer_alone
@@ -597,6 +599,12 @@ def test_the_score_table_is_in_the_order_of_the_questions(tmp_path: Path) -> Non
         == [[0.0, 0.0, -2.0, -1.0, 0.0]] * 2
     )
     assert table["ll_unconditional"].isna().all()
+    # Nor is a missing log-likelihood of tokens one of no token
+    lacking = [pair[0], choice_row(asked[0], 1, {"context": None, "continuation": -1.0})]
+    with pytest.raises(RunError, match="made_up"):
+        whole.scores(finished_in(tmp_path / "lacking.jsonl", ("made_up", 0, lacking)))
+    with pytest.raises(RunError, match="document 7"):
+        likelihood_of(row_of("7")._replace(likelihoods=[None]))
 
 
 # The computer
@@ -644,6 +652,22 @@ def test_rows_are_computed_from_a_pickled_batch(checkpoint: Path) -> None:
             expected = float(computer.engine._forward.score_alone(score.tokens).logprobs[1:].sum(dtype=np.float64))
             row = by_document[document.document, score.choice, score.part]
             assert row.of(CONTINUATION) == (len(score.tokens) - 1, pytest.approx(expected, rel=1e-4))
+
+
+def test_a_model_is_checked_before_its_first_pass(checkpoint: Path) -> None:
+    """Also where no candidate has a token, such as lm-eval's empty texts."""
+    documents = [ScoreDocument(name, name, "", [scored(tokens)], 1.0) for name, tokens in (("a", []), ("b", [5, 6, 7]))]
+    computer = RequestComputer(load_folder(checkpoint), Budget(40), pytest.fail)
+    task = ScoredTask("t", documents)
+    facts = computer.prepare([task.candidates()])
+    assert not computer.engine.checked
+    empty, batch = batches_of([task], facts=facts)
+    computer.compute(empty)
+    assert not computer.engine.checked
+    with torch.no_grad():
+        computer.loaded.model.lm_head.weight.fill_(float("nan"))
+    with pytest.raises(CheckpointError, match="NaN"):
+        computer.compute(batch)
 
 
 def without_time(rows: Any) -> list[Any]:
