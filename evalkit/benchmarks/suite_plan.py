@@ -223,7 +223,9 @@ def _documents(
             name = suite.fewshot[task].documents if kind == "examples" else suite.documents.get(task, task)
             loaded = library.load(name)
             hashes[kind][task] = loaded.content_hash
-            sources[kind][task] = {"source": loaded.source, "official": loaded.official, "total": len(loaded.records)}
+            count = len(loaded.records)
+            about = {"source": loaded.source, "official": loaded.official, "count": count, "total": count}
+            sources[kind][task] = about
     for task, other in others.items():
         from evalkit.suites.task_questions import identity_of
 

@@ -102,6 +102,8 @@ class RequestComputer:
         if isinstance(content, EmptyTexts):
             return content.rows
         if isinstance(content, ScoreBatch):
+            if not self.engine.checked:  # no candidate had a token
+                self.engine.check(content.tree.sequences, content.is_alone)
             scores = self.engine.score(content.tree, alone=content.is_alone)
             pairs = zip(content.documents, scores, strict=True)
             return [row for document, (_, of_document) in pairs for row in scored_rows(document, of_document)]

@@ -65,6 +65,21 @@ class ScoredRow(NamedTuple):
         index = self.segments.index(segment)
         return self.tokens[index], self.likelihoods[index]
 
+    @staticmethod
+    def check_columns(rows: pa.RecordBatch) -> None:
+        """Raise `ValueError` unless the codes of each row's segments ascend, and each segment has its numbers."""
+        lengths = rows["segments"].value_lengths().to_numpy()
+        for name in ("tokens", "likelihoods", "bytes"):
+            others = rows[name].value_lengths().to_numpy()
+            is_absent = (others == 0) & (name == "bytes")
+            if not ((others == lengths) | is_absent).all():
+                raise ValueError(f"'{name}' and 'segments' of a row differ in length")
+        codes = rows["segments"].flatten().to_numpy()
+        row = np.repeat(np.arange(len(lengths)), lengths)
+        is_ascending = (np.diff(codes) > 0) | (np.diff(row) > 0)
+        if not is_ascending.all() or (codes < 0).any():
+            raise ValueError("'segments' of a row are not ascending codes from 0")
+
 
 class GeneratedRow(NamedTuple):
     """A generated text."""

@@ -2,7 +2,7 @@
 
 The bytes are one Arrow IPC message (a record batch without its schema, which the class defines), compressed by zlib.
 They are untrusted input: content that is larger than `MAX_BYTES`, compressed again inside, not of the schema, or not
-finite raises `ValueError` before it is used.
+finite raises `ValueError` before it is used; so does what the class's own `check_columns` rejects, if it has one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def record_batch(rows: Rows, row: type[tuple[Any, ...]]) -> pa.RecordBatch:
             raise ValueError(f"a row has {min(others)} fields; expected {', '.join(schema.names)}")
         columns = zip(*rows, strict=True) if rows else [()] * len(schema)
         rows = pa.RecordBatch.from_arrays(list(map(_array, columns, schema)), schema=schema)
-    return _checked(rows, schema)
+    return _checked(rows, row)
 
 
 def to_bytes(batch: pa.RecordBatch) -> bytes:
@@ -90,7 +90,7 @@ def from_bytes(content: bytes, row: type[tuple[Any, ...]]) -> pa.RecordBatch:
         raise ValueError(f"its rows are not a valid record batch: {first_line(error)}") from error
     if batch.nbytes > 2 * MAX_BYTES:  # compressed again inside
         raise ValueError(too_large)
-    return _checked(batch, schema_of(row))
+    return _checked(batch, row)
 
 
 def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
@@ -113,13 +113,16 @@ def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
         raise ValueError(f"'{field.name}': {first_line(error)}") from error
 
 
-def _checked(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _checked(batch: pa.RecordBatch, row: type[tuple[Any, ...]]) -> pa.RecordBatch:
+    schema = schema_of(row)
     if batch.schema.names != schema.names:
         raise ValueError(f"its columns are {', '.join(batch.schema.names)[:200]}; expected {', '.join(schema.names)}")
     for column, field in zip(batch.columns, schema, strict=True):
         if column.type != field.type:
             raise ValueError(f"'{field.name}' is of type {column.type}; expected {field.type}")
         _check_values(column, field, field.name)
+    if check := getattr(row, "check_columns", None):
+        check(batch)
     return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 

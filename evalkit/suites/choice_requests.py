@@ -154,11 +154,15 @@ def choice_scores(
     chosen = rows.take(order)
     likelihoods, tokens = segment_columns(chosen, range(len(SEGMENTS)))
     # A segment that a sequence does not have has the log-likelihood of no token
-    likelihoods[:, list(scored)] = np.nan_to_num(likelihoods[:, list(scored)])
+    is_scored = np.isin(np.arange(len(SEGMENTS)), list(scored))
+    likelihoods[(tokens == 0) & is_scored] = 0
     is_asked = choice < counts[number]
-    alone = np.full(int(is_asked.sum()), np.nan)
+    asked = likelihoods[is_asked]
+    alone = np.full(len(asked), np.nan)
     if unconditional:
         alone = likelihoods[~is_asked, CONTINUATION]
+    if np.isnan(asked[:, is_scored]).any() or (unconditional and np.isnan(alone).any()):
+        raise RunError(f"the journal lacks log-likelihoods of {questions[0].task}; delete its folder, run again")
     of_question = [questions[index] for index in number[is_asked].tolist()]
     options = [question.choices[index] for question, index in zip(of_question, choice[is_asked].tolist(), strict=True)]
     columns: dict[str, Any] = {
@@ -169,7 +173,7 @@ def choice_scores(
         "choices": counts[number[is_asked]],
         "gold": [question.gold for question in of_question],
     }
-    columns |= {f"ll_{name}": likelihoods[is_asked, code] for code, name in enumerate(SEGMENTS)}
+    columns |= {f"ll_{name}": asked[:, code] for code, name in enumerate(SEGMENTS)}
     columns |= {f"n_{name}": tokens[is_asked, code] for code, name in enumerate(SEGMENTS)}
     columns |= {
         "ll_unconditional": alone,

@@ -1,6 +1,6 @@
 """Questions: the documents of a suite's tasks before any template, and which of them are read.
 
-In: documents of any origin (`tasks.py`: lm-eval's tasks; `requests.py`: request files). Out: `Question`s, those of a
+In: documents of any origin (`task_questions.py`: lm-eval's tasks; `request_files.py`). Out: `Question`s, those of a
 selection. `question_loading.py` loads a suite's.
 """
 
@@ -10,12 +10,9 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evalkit.data.sampling import DocumentSelection, spread
-
-if TYPE_CHECKING:
-    pass
 
 _BLOCK, _OF_SUBJECT = 4, 3
 """Documents next to each other in a sample, and the least of a subject: with fewer, what they share is unknown."""

@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evalkit.benchmarks.lm_eval.requests import likelihood_of
 from evalkit.benchmarks.run import planned as plan_run
 from evalkit.benchmarks.session import ModelHolder, run_plan
 from evalkit.cache import remembering
-from evalkit.errors import RunError, ScoringError
+from evalkit.errors import CheckpointError, RunError, ScoringError
 from evalkit.generation.prompts import Capacity, Prompt, Speed
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import tokenizer_alone
@@ -49,7 +51,7 @@ from evalkit.requests.rows import (
     is_finished,
     segment_columns,
 )
-from evalkit.runs.columns import record_batch
+from evalkit.runs.columns import record_batch, schema_of, to_bytes
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run
 from evalkit.runs.journal import Entry, FinishedRows, Journal
 from evalkit.runs.score_table import COLUMNS, SEGMENTS
@@ -484,6 +486,33 @@ def test_a_request_is_finished_with_all_its_rows(tmp_path: Path) -> None:
     assert rows.parts == {("t", "a", 0, ""): 3, ("g", "a", 0, ""): 2}
 
 
+@pytest.mark.parametrize(
+    "lists",
+    [
+        {"segments": [[1, 3], [3]], "likelihoods": [[-1.0], [-2.0, -3.0]]},
+        {"segments": [[1, 3], [3]], "tokens": [[1], [1, 1]]},
+        {"segments": [[1, 3], [3]], "bytes": [[1], []]},
+        {"segments": [[1, 1], [3]]},
+        {"segments": [[3, 1], [3]]},
+        {"segments": [[-1, 3], [3]]},
+    ],
+)
+def test_rows_whose_numbers_are_not_those_of_their_segments(tmp_path: Path, lists: dict[str, Any]) -> None:
+    """They would be the numbers of other segments, or of another row: neither written nor read."""
+    good = [row_of("a")._replace(segments=[1, 3], tokens=[1, 1], likelihoods=[None, -1.0]), row_of("b")]
+    arrays = pa.RecordBatch.from_pylist([row._asdict() for row in good], schema_of(ScoredRow))
+    for name, values in lists.items():
+        place = arrays.schema.get_field_index(name)
+        arrays = arrays.set_column(place, arrays.schema.field(name), pa.array(values, arrays.schema.field(name).type))
+    path = tmp_path / "journal.jsonl"
+    finished = finished_in(path)
+    with pytest.raises(RunError, match="segments"):
+        finished.append(Entry("t", 0, 0.5, HERE), arrays, ScoredRow)
+    finished.append(Entry("t", 0, 0.5, HERE), good, ScoredRow, to_bytes(arrays))
+    with pytest.raises(RunError, match="segments"):
+        finished_in(path)
+
+
 def test_texts_without_tokens(tmp_path: Path) -> None:
     """Each is a row without a batch of sequences, also beside another choice, and where no text has a token."""
     documents = [
@@ -570,6 +599,12 @@ def test_the_score_table_is_in_the_order_of_the_questions(tmp_path: Path) -> Non
         == [[0.0, 0.0, -2.0, -1.0, 0.0]] * 2
     )
     assert table["ll_unconditional"].isna().all()
+    # Nor is a missing log-likelihood of tokens one of no token
+    lacking = [pair[0], choice_row(asked[0], 1, {"context": None, "continuation": -1.0})]
+    with pytest.raises(RunError, match="made_up"):
+        whole.scores(finished_in(tmp_path / "lacking.jsonl", ("made_up", 0, lacking)))
+    with pytest.raises(RunError, match="document 7"):
+        likelihood_of(row_of("7")._replace(likelihoods=[None]))
 
 
 # The computer
@@ -617,6 +652,22 @@ def test_rows_are_computed_from_a_pickled_batch(checkpoint: Path) -> None:
             expected = float(computer.engine._forward.score_alone(score.tokens).logprobs[1:].sum(dtype=np.float64))
             row = by_document[document.document, score.choice, score.part]
             assert row.of(CONTINUATION) == (len(score.tokens) - 1, pytest.approx(expected, rel=1e-4))
+
+
+def test_a_model_is_checked_before_its_first_pass(checkpoint: Path) -> None:
+    """Also where no candidate has a token, such as lm-eval's empty texts."""
+    documents = [ScoreDocument(name, name, "", [scored(tokens)], 1.0) for name, tokens in (("a", []), ("b", [5, 6, 7]))]
+    computer = RequestComputer(load_folder(checkpoint), Budget(40), pytest.fail)
+    task = ScoredTask("t", documents)
+    facts = computer.prepare([task.candidates()])
+    assert not computer.engine.checked
+    empty, batch = batches_of([task], facts=facts)
+    computer.compute(empty)
+    assert not computer.engine.checked
+    with torch.no_grad():
+        computer.loaded.model.lm_head.weight.fill_(float("nan"))
+    with pytest.raises(CheckpointError, match="NaN"):
+        computer.compute(batch)
 
 
 def without_time(rows: Any) -> list[Any]:

@@ -148,19 +148,22 @@ def _windows(requests: Sequence[ModelRequest], encoding: Encoding) -> list[Conti
     return continuations
 
 
-def prompts_of(requests: Sequence[ModelRequest], encoding: Encoding, facts: Facts) -> list[Prompt]:
-    """Return the prompts of `generate_until` requests; a sampled text depends on nothing but its own request.
+def prompts_of(requests: Sequence[ModelRequest], encoding: Encoding, facts: Facts) -> list[tuple[Prompt, int | None]]:
+    """Return the prompt of each `generate_until` request, and the number of its tokens before truncation, else None.
 
+    A sampled text depends on nothing but its own request.
     generation_kwargs that are not valid, or ask for more tokens than the window has, are a `ScoringError`.
     """
     # lm-eval's rule for generation checks for the BOS token only
     ids = encoding.ids((request.arguments[0] for request in requests), encoding.tokenizer.bos_token)
     prompts = []
     for index, request in enumerate(requests):
+        tokens = ids[request.arguments[0]]
         try:
-            prompts.append(_prompt(index, request, ids[request.arguments[0]], encoding, facts))
+            prompt = _prompt(index, request, tokens, encoding, facts)
         except (TypeError, ValueError, UsageError) as error:
             raise ScoringError(f"{request.label}: its generation_kwargs are not valid ({error})") from error
+        prompts.append((prompt, len(tokens) if len(tokens) > len(prompt.tokens) else None))
     return prompts
 
 
@@ -227,9 +230,8 @@ class TaskModelRequests(TaskRequests):
 
     def costs(self) -> Iterator[tuple[RequestKey, float]]:
         samples = Counter(request.key for request in self.requests)
-        for request in self.requests:
-            if request.sample == 0:
-                yield request.key, request.work * samples[request.key]
+        for key, request in {request.key: request for request in self.requests}.items():
+            yield key, request.work * samples[key]
 
     def without(self, keys: Collection[Any]) -> TaskModelRequests:
         # Only texts without tokens have rows without a batch
@@ -258,13 +260,14 @@ class TaskModelRequests(TaskRequests):
                 document=str(request.doc_id),
                 prompt=prompt,
                 prompt_sha256=hashlib.sha256(request.arguments[0].encode()).hexdigest(),
+                truncated_from=truncated_from,
                 choice=request.number,
                 texts=request.digest,
                 part=request.sample,
                 parts=samples[request.key],
                 without_stop=True,
             )
-            for request, prompt in zip(self.requests, prompts, strict=True)
+            for request, (prompt, truncated_from) in zip(self.requests, prompts, strict=True)
         ]
 
     def about(self, tokenizer: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from evalkit.compatibility.names import replaced
-from evalkit.errors import DataError, ScoringError, reading_as
+from evalkit.errors import DataError, RunError, ScoringError, reading_as
 from evalkit.inputs.values import check_text
 from evalkit.requests.rows import KEY, GeneratedRow, RequestKey, ScoredRow
 from evalkit.runs.journal import FinishedRows, Key
@@ -144,9 +144,17 @@ def rows_of(request: ModelRequest, rows: Rows) -> list[AnswerRow]:
 
 
 def likelihood_of(row: AnswerRow) -> float:
-    """Return the log-likelihood of the continuation, in nats; 0 of a text without tokens."""
+    """Return the log-likelihood of the continuation, in nats; 0 of a text without tokens.
+
+    Raises a `RunError` if it is missing.
+    """
     assert isinstance(row, ScoredRow)
-    return row.of(CONTINUATION)[1] or 0.0
+    if not row.segments:
+        return 0.0
+    _, likelihood = row.of(CONTINUATION)
+    if likelihood is None:
+        raise RunError(f"the journal lacks a log-likelihood of document {row.document}; delete its folder, run again")
+    return likelihood
 
 
 def answer_in(row: AnswerRow) -> Any:

@@ -118,7 +118,7 @@ def _fed(
 
     kind = requests[0].kind
     if kind == GENERATED:
-        for request, prompt in zip(requests, prompts_of(requests, encoding, facts), strict=True):
+        for request, (prompt, _) in zip(requests, prompts_of(requests, encoding, facts), strict=True):
             tokens = prompt.tokens.tolist()
             rest = f"  generated: {request.arguments[1]}"
             yield f"{request.label}, {kind}", f"{len(tokens)} tokens", fed_text(encoding.tokenizer, tokens), rest

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from evalkit.benchmarks.generated import TaskDocuments
 from evalkit.data.sources import read
-from evalkit.errors import CheckpointError, DataError, ScoringError, UsageError
+from evalkit.errors import CheckpointError, DataError, RunError, ScoringError, UsageError
 from evalkit.escape import printable
 from evalkit.inputs.reading import MOST_TEXT_BYTES, decoded, read_as
 from evalkit.inputs.values import by_number, check_text
@@ -271,7 +271,7 @@ def position_rows(rows: pa.Table) -> pd.DataFrame:
     """Return columns document, window, position, tokens, bytes and nats of a task's rows: a row for each bin.
 
     A token's position is the number of tokens before it in its window, with the prefix; a bin's is its first one. Of
-    its tokens the nats are the sum of -ln p.
+    its tokens the nats are the sum of -ln p. Raises a `RunError` if a bin has no log-likelihood.
     """
     import pandas as pd
 
@@ -289,4 +289,6 @@ def position_rows(rows: pa.Table) -> pd.DataFrame:
     table = table[table["position"] >= FIRST_BIN].copy()
     table["position"] = (table["position"].astype("int64") - FIRST_BIN) * WIDTH + 1
     table["nats"] = -table["nats"].astype("float64")
+    if table["nats"].isna().any():
+        raise RunError("the journal lacks log-likelihoods of scored tokens; delete the folder, run again")
     return table.astype({"tokens": "int64", "bytes": "int64"}).reset_index(drop=True)

@@ -125,6 +125,23 @@ def test_the_tokens_are_lm_evals_whatever_the_text(
     assert score.truncated == 0
 
 
+def test_texts_of_no_task_have_their_own_prompts(ours: Harness) -> None:
+    """Other code than lm-eval's may give requests of no task, which are all of document None."""
+    arguments = [(text, {"until": ["\n"], "max_gen_toks": 4}) for text in ("the cat", "a dog sat", "the cat")]
+    named = ours.generate_until(requests("generate_until", *arguments))
+    without = [Instance("generate_until", {}, each, 0) for each in arguments]
+    assert ours.generate_until(without) == named
+
+
+def test_a_truncated_prompt_is_known_as_such(ours: Harness) -> None:
+    texts = ["the cat", "the river rose in the night " * 40]
+    asked = TaskModelRequests("made", requests_of(requests("generate_until", *((text, {}) for text in texts))))
+    short, long = asked.generated(Encoder(ours.tokenizer, Facts(300)))
+    assert short.truncated_from is None
+    assert len(long.prompt.tokens) == 300 - NEW_TOKENS
+    assert long.truncated_from == len(ours.tokenizer(texts[1]).input_ids) > 300
+
+
 def test_the_scores_are_lm_evals(ours: Harness, theirs: HFLM) -> None:
     pairs = requests("loglikelihood", *PAIRS)
     scores, expected = ours.loglikelihood(pairs), theirs.loglikelihood(pairs, disable_tqdm=True)

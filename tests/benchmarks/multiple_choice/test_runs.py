@@ -50,6 +50,12 @@ def small(checkpoint: Path, documents: Path, tmp_path: Path) -> Evaluate:
     return run
 
 
+def test_a_run_with_solved_examples_is_opened_and_says_how_many_there_are(small: Evaluate) -> None:
+    run = small(tasks=("mmlu",), num_fewshot=1, limit=1)
+    examples = load_run(run.folder).manifest["examples"]["mmlu"]
+    assert examples["count"] == examples["total"] > 0
+
+
 def test_every_choice_and_segment_is_scored_once_and_every_rule_is_stored(finished: Run) -> None:
     scores = finished.scores
     documents = scores.groupby(["task", "subtask", "doc_id"], sort=False)

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from evalkit.errors import CheckpointError, EvalkitError, ScoringError, UsageError
+from evalkit.errors import CheckpointError, EvalkitError, RunError, ScoringError, UsageError
 from evalkit.longcontext.perplexity.results import position_bins, ratio
 from evalkit.longcontext.perplexity.windows import (
     WIDTH,
@@ -217,6 +217,10 @@ def test_the_sums_of_a_window() -> None:
     for row in found.itertuples():
         assert [row.tokens, row.bytes, row.nats] == pytest.approx(expected[row.position], rel=1e-12)
         assert (row.document, row.window) == (4, 2)
+    [row] = rows
+    lacking = row._replace(likelihoods=[*row.likelihoods[:-1], None])
+    with pytest.raises(RunError, match="log-likelihood"):
+        position_rows(pa.Table.from_batches([record_batch([lacking], ScoredRow)]))
 
 
 def table(documents: int, bins: int) -> pd.DataFrame:
