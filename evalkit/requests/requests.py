@@ -144,17 +144,20 @@ class TaskRequests(ABC):
     """What determines the requests, hashable, so that their tokens can be kept for other models; None: they are not."""
 
     @property
-    @abstractmethod
     def journal(self) -> str:
         """Name of the task in the journal."""
+        return self.task
 
     @abstractmethod
     def costs(self) -> Iterator[tuple[RequestKey, float]]:
         """Yield the key of each request, with its cost: characters that it adds, or so."""
 
-    @abstractmethod
     def without(self, keys: Collection[Any]) -> TaskRequests:
-        """Return the requests of the documents that have none of these keys, which are keys of rows."""
+        """Return the requests of the documents that have none of these keys, which are keys of rows without a batch.
+
+        By default these are only texts without tokens, which stay.
+        """
+        return self
 
     @abstractmethod
     def candidates(self) -> TaskRequests:

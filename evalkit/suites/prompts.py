@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice, pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,6 @@ from evalkit.models.loading.tokenizer import added_tokens
 from evalkit.runs.score_table import SEGMENTS
 from evalkit.suites.questions import Question
 from evalkit.suites.templates import Part, Template
-
-if TYPE_CHECKING:
-    pass
 
 SPECIAL, INSTRUCTION, CONTEXT, CONTINUATION, END = range(len(SEGMENTS))
 Pieces = list[tuple[int, str]]

@@ -10,12 +10,9 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evalkit.data.sampling import DocumentSelection, spread
-
-if TYPE_CHECKING:
-    pass
 
 _BLOCK, _OF_SUBJECT = 4, 3
 """Documents next to each other in a sample, and the least of a subject: with fewer, what they share is unknown."""

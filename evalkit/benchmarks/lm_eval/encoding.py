@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -230,10 +230,6 @@ class TaskModelRequests(TaskRequests):
         for request in self.requests:
             if request.sample == 0:
                 yield request.key, request.work * samples[request.key]
-
-    def without(self, keys: Collection[Any]) -> TaskModelRequests:
-        # Only texts without tokens have rows without a batch
-        return self
 
     def candidates(self) -> TaskModelRequests:
         if self.generates:

@@ -78,7 +78,6 @@ class MultipleChoice(Benchmark):
     kind = "multiple_choice"
     read = FinishedChoices
     results_form: ClassVar[type[Stored]] = _ChoiceResults
-    only_logits = True
 
     request = lazy("evalkit.benchmarks.request:SuiteRequest")
 
