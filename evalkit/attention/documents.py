@@ -32,7 +32,7 @@ from evalkit.benchmarks.request import Request, SuiteRequest, numerics, plain_ma
 from evalkit.benchmarks.suite_plan import ChoicePlan, plan_suite
 from evalkit.data.sampling import DocumentSample, spread
 from evalkit.display import Say
-from evalkit.errors import ScoringError, UnknownNameError, UsageError
+from evalkit.errors import ScoringError, UsageError, check_known
 from evalkit.inputs.reading import read_given_text
 from evalkit.inputs.settings import setting
 from evalkit.inputs.values import check_text
@@ -132,9 +132,7 @@ def is_missing(plan: AttentionPlan, finished: FinishedRows) -> bool:
 
 
 def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
-    for name in request.measures:
-        if name not in GROUPS and name != "all":
-            raise UnknownNameError("measure", name, GROUPS)
+    check_known("measure", [name for name in request.measures if name != "all"], GROUPS)
     every = not request.measures or "all" in request.measures
     groups = [name for name in GROUPS if every or name in request.measures]
     settings: dict[str, Any] = {

@@ -16,7 +16,7 @@ from evalkit.data import sources, wheels
 from evalkit.data.schema import EXAMPLES, TASKS, TaskData, canonical_documents
 from evalkit.data.sources import Hub, Record, cached_records, cached_split
 from evalkit.display import Say, doing, news
-from evalkit.errors import DataError, UnknownNameError
+from evalkit.errors import DataError, check_known
 
 _PROCESS_HUB = Hub()
 
@@ -164,8 +164,7 @@ class Library:
 
 def _known(task: str) -> TaskData:
     known = TASKS | EXAMPLES
-    if task not in known:
-        raise UnknownNameError("task", task, known)
+    check_known("task", [task], known)
     return known[task]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import Field
 
 from evalkit.benchmarks.registry import benchmark
-from evalkit.errors import RunError, UnknownNameError, UsageError
+from evalkit.errors import RunError, UnknownNameError, UsageError, check_known
 from evalkit.escape import printable
 from evalkit.inputs.reading import read_json
 from evalkit.inputs.validated import FileSettings, Named, NonEmpty, Stored, restored
@@ -163,8 +163,7 @@ class Study:
 
     def members(self, name: str) -> dict[int | None, dict[int | None, StudyCheckpoint]]:
         """Return seed → step → checkpoint of a model; raise `UnknownNameError` if there is none."""
-        if name not in self.names:
-            raise UnknownNameError(f"checkpoint of study {self.path}", name, self.names)
+        check_known(f"checkpoint of study {self.path}", [name], self.names)
         seeds: dict[int | None, dict[int | None, StudyCheckpoint]] = {}
         for checkpoint in self.checkpoints:
             if checkpoint.name == name:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator
 
-from evalkit.errors import TemplateError, UnknownNameError
+from evalkit.errors import TemplateError, UnknownNameError, check_known
 from evalkit.inputs.validated import FileSettings, Listed, read_settings
 from evalkit.paths import resource
 from evalkit.runs.score_table import SEGMENTS, Segment
@@ -114,8 +114,7 @@ def load_template(name: str) -> Template:
     """Read a template by name, or from a user's YAML file."""
     if Path(name).suffix in (".yaml", ".yml"):
         return _read(Path(name))
-    if name not in template_names():
-        raise UnknownNameError("template", name, template_names())
+    check_known("template", [name], template_names())
     return _read(resource("configs", "templates", f"{name}.yaml"))
 
 

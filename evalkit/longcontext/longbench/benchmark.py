@@ -24,7 +24,7 @@ from evalkit.benchmarks.outcomes import Measure, Metric
 from evalkit.benchmarks.request import DocumentRequest
 from evalkit.data import HubSplit
 from evalkit.display import Say, doing
-from evalkit.errors import DataError, UnknownNameError, UsageError
+from evalkit.errors import DataError, UsageError, check_known
 from evalkit.inputs.settings import setting
 from evalkit.inputs.values import with_matches
 from evalkit.longcontext.longbench import results
@@ -119,9 +119,7 @@ class LongBench(generated.GeneratedBenchmark):
         checkpoint = request.model.locate(say)
         known = {task.name: task for task in suite_tasks(request.suite)}
         request = replace(request, tasks=with_matches(request.tasks, known))
-        for name in request.tasks:
-            if name not in known:
-                raise UnknownNameError(f"{request.suite} task", name, known)
+        check_known(f"{request.suite} task", request.tasks, known)
         loaded: dict[str, TaskDocuments] = {}
         tasks_by_error: dict[str, list[str]] = {}
         for name in (name for name in known if not request.tasks or name in request.tasks):

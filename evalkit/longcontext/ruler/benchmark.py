@@ -34,7 +34,7 @@ from evalkit.benchmarks.request import Request
 from evalkit.benchmarks.results import of_run
 from evalkit.cache import source_digest, stored
 from evalkit.display import Say
-from evalkit.errors import DataError, ScoringError, UnknownNameError, UsageError
+from evalkit.errors import DataError, ScoringError, UnknownNameError, UsageError, check_known
 from evalkit.inputs.settings import setting
 from evalkit.inputs.values import with_matches
 from evalkit.longcontext.ruler import results
@@ -155,9 +155,7 @@ class Ruler(GeneratedBenchmark):
         "not_built" in the manifest has a line for each reason why tasks cannot be built.
         """
         chosen = with_matches(request.tasks, TASKS)
-        for name in chosen:
-            if name not in TASKS:
-                raise UnknownNameError("RULER task", name, TASKS)
+        check_known("RULER task", chosen, TASKS)
         maker, tasks, reasons = _Maker(request, checkpoint, say), dict[str, TaskDocuments](), dict[str, list[str]]()
         for length in lengths:
             for name in dict.fromkeys(chosen) or TASKS:
