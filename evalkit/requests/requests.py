@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from evalkit.display import Say
 from evalkit.generation.prompts import Capacity, Prompt, Speed
 from evalkit.models.loading.locate import silent
+from evalkit.models.loading.tokenizer import first_token
 from evalkit.requests.rows import RequestKey
 from evalkit.scoring.tree import Ints
 
@@ -118,9 +119,8 @@ class Encoder:
 
     @cached_property
     def first(self) -> tuple[int, ...]:
-        """The token from which a text without context is predicted: BOS, or else EOS; empty if there is neither."""
-        known = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
-        return tuple(int(token) for token in known if token is not None)[:1]
+        """See `first_token`."""
+        return first_token(self.tokenizer)
 
 
 class TaskRequests(ABC):

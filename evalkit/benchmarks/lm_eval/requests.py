@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 from evalkit.compatibility.names import replaced
 from evalkit.errors import DataError, ScoringError, reading_as
 from evalkit.inputs.values import check_text
-from evalkit.requests.rows import KEY, GeneratedRow, RequestKey, ScoredRow
+from evalkit.requests.rows import GeneratedRow, RequestKey, ScoredRow, key_of
 from evalkit.runs.journal import FinishedRows, Key
 from evalkit.runs.score_table import SEGMENTS
 from evalkit.suites.lm_eval_tasks import quiet_lm_eval
@@ -126,11 +126,6 @@ def distinct(requests: Iterable[ModelRequest]) -> list[ModelRequest]:
 
 def stored_rows(finished: FinishedRows, journals: Iterable[str]) -> dict[Key, AnswerRow]:
     return {(journal, *key_of(row)): row for journal in journals for row in finished.rows(journal)}
-
-
-def key_of(row: AnswerRow) -> Key:
-    """Return the key of a row within its task."""
-    return tuple(getattr(row, name) for name in KEY)
 
 
 def rows_of(request: ModelRequest, rows: Rows) -> list[AnswerRow]:
