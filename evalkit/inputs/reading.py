@@ -84,9 +84,9 @@ def decoded(data: bytes) -> str:
         raise Unreadable(f"line {line}: expected UTF-8, found the byte 0x{data[error.start]:02x}") from error
 
 
-def read_json(path: Path, error: Reason, most: int | None = None) -> Any:
+def read_json(path: Path, error: Reason, what: str = "", most: int | None = None) -> Any:
     """Read a JSON file of at most so many bytes, by default `MOST_BYTES`; arguments as of `read_as`."""
-    return read_as(path, error, "", MOST_BYTES if most is None else most, parse_json)
+    return read_as(path, error, what, MOST_BYTES if most is None else most, parse_json)
 
 
 def parse_json(data: bytes) -> Any:

@@ -22,7 +22,7 @@ from evalkit.compatibility.lm_eval import generation_arguments, rolling_windows
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, ScoringError, UsageError
 from evalkit.generation.prompts import Decoding, Prompt, Stops
-from evalkit.inputs.values import in_calls, whole
+from evalkit.inputs.values import in_calls, text_digest, whole
 from evalkit.requests.requests import Encoder, Facts, Generate, Score, ScoreDocument, TaskRequests
 from evalkit.requests.rows import RequestKey
 from evalkit.suites.lm_eval_tasks import log_from
@@ -253,7 +253,7 @@ class TaskModelRequests(TaskRequests):
             Generate(
                 document=str(request.doc_id),
                 prompt=prompt,
-                prompt_sha256=hashlib.sha256(request.arguments[0].encode()).hexdigest(),
+                prompt_sha256=text_digest(request.arguments[0]),
                 choice=request.number,
                 texts=request.digest,
                 part=request.sample,

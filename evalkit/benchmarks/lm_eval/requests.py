@@ -7,7 +7,6 @@ not imported.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from evalkit.compatibility.names import replaced
 from evalkit.errors import DataError, ScoringError, reading_as
-from evalkit.inputs.values import check_text
+from evalkit.inputs.values import check_text, text_digest
 from evalkit.requests.rows import GeneratedRow, RequestKey, ScoredRow, key_of
 from evalkit.runs.journal import FinishedRows, Key
 from evalkit.runs.score_table import SEGMENTS
@@ -102,7 +101,7 @@ def requests_of(instances: Iterable[Any]) -> list[ModelRequest]:
         sample = seen[identity] if instance.request_type == GENERATED else 0
         seen[identity] += 1
         text = json.dumps(list(instance.args), sort_keys=True, default=str)
-        request = ModelRequest(*identity, sample, instance.args, hashlib.sha256(text.encode()).hexdigest()[:16])
+        request = ModelRequest(*identity, sample, instance.args, text_digest(text)[:16])
         check_text("".join(part for part in instance.args if isinstance(part, str)), request.label)
         requests.append(request)
     return requests

@@ -9,7 +9,6 @@ results.json          scores of tasks, groups and means
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from evalkit.data import HubSplit
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, UsageError, check_known
 from evalkit.inputs.settings import setting
-from evalkit.inputs.values import with_matches
+from evalkit.inputs.values import text_digest, with_matches
 from evalkit.longcontext.longbench import results
 from evalkit.longcontext.longbench.data import LongBenchDocument, load_rows
 from evalkit.longcontext.longbench.official import generation_requests, score_prediction
@@ -158,7 +157,7 @@ class LongBench(generated.GeneratedBenchmark):
             **stored,
             "length": document.length,
             # Rows with several questions on one document are not independent
-            results.SOURCE: hashlib.sha256(document.context.encode()).hexdigest()[:16],
+            results.SOURCE: text_digest(document.context)[:16],
             "answers": json.dumps(document.answers, ensure_ascii=False),
             "all_classes": json.dumps(document.all_classes, ensure_ascii=False),
             "score": score_prediction(TASKS[task], answer.text, document.answers, document.all_classes),

@@ -7,7 +7,6 @@ predictions. Prompt templates are lm-eval's, repaired where they differ from the
 
 from __future__ import annotations
 
-import hashlib
 import re
 import string
 from collections import Counter
@@ -24,6 +23,7 @@ import numpy as np
 from evalkit.errors import DataError, TemplateError
 from evalkit.generation.prompts import Prompt, Stops, as_message
 from evalkit.inputs.reading import read_task_file
+from evalkit.inputs.values import text_digest
 from evalkit.longcontext.longbench.protocol import Task
 from evalkit.requests.requests import Generate
 
@@ -61,7 +61,7 @@ def template(task: Task) -> str:
     if task.name in _REPAIRED:
         text = text.replace("\n{input}", "\n\n{input}")
     text += _ENDINGS.get(task.name, "")
-    if not hashlib.sha256(text.encode()).hexdigest().startswith(task.prompt_hash):
+    if not text_digest(text).startswith(task.prompt_hash):
         raise TemplateError(f"{path}: the prompt is not the official one of {task.name}; {_INSTALL}")
     return text
 
@@ -88,7 +88,7 @@ def generation_requests(
         text, label = prompt_text(task, row), f"{task.name} row {row.id}"
         tokens, before = fit_prompt(tokenizer, text, max_prompt_tokens, most, chat=chat and task.chat, label=label)
         prompt = Prompt(row.index, np.asarray(tokens, np.int64), task.max_new_tokens, stops)
-        requests.append(Generate(row.id, prompt, hashlib.sha256(text.encode()).hexdigest(), before))
+        requests.append(Generate(row.id, prompt, text_digest(text), before))
     return requests
 
 
