@@ -23,7 +23,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -84,6 +84,13 @@ class UnknownNameError(UsageError):
         shown = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
         known_names = f"{hint} Known: {shown}" if names else "there is none; leave it out"
         super().__init__(f"unknown {kind} '{name}': {known_names}")
+
+
+def check_known(kind: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raise an `UnknownNameError` for the first name that is not known; arguments as of the error."""
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(kind, name, known)
 
 
 def _initials(name: str) -> str:

@@ -83,7 +83,7 @@ def test_a_run_is_opened_by_any_of_its_names(finished: evalkit.Run, own_run: Pat
     for name in (finished.folder, finished.folder.name, finished.manifest["id"][:6], finished.manifest["path"]):
         assert evalkit.load_run(name, root=root).folder == finished.folder
     assert [run.folder for run in evalkit.list_runs(root)] == [finished.folder]
-    assert list(finished.scores.columns) == [*ScoreRow._fields[:-1], CLUSTER]  # without the texts' digest
+    assert list(finished.scores.columns) == [*ScoreRow._fields, CLUSTER]
     assert list(dict.fromkeys(finished.scores["task"])) == list(finished.manifest["documents"])
     assert (finished.results().rule, finished.results("acc_norm").rule) == ("ppl", "acc_norm")
     with pytest.raises(UnknownNameError, match="'elsewhere'"):

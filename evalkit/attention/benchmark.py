@@ -12,13 +12,11 @@ from evalkit.attention import ATTENTION
 from evalkit.attention.groups import MEASURES, AttentionRow
 from evalkit.benchmarks.base import Benchmark, ListedSuite, lazy
 from evalkit.benchmarks.outcomes import Metric
-from evalkit.benchmarks.results import FinishedResults, of_run
+from evalkit.benchmarks.results import OfSuiteTasks, of_run
 from evalkit.requests.batches import Computation
-from evalkit.suites.suites import Label, dataset_of, label_of
 
 if TYPE_CHECKING:
     from evalkit.attention.documents import AttentionPlan
-    from evalkit.data import HubSplit
 
 
 class AttentionComputation(Computation):
@@ -36,7 +34,7 @@ class AttentionComputation(Computation):
         return dict(plan.manifest["specification"])
 
 
-class FinishedAttention(FinishedResults):
+class FinishedAttention(OfSuiteTasks):
     has_default_measure = False
     report = of_run("evalkit.attention.results:attention_report")
     comparable = of_run("evalkit.attention.figure_runs:AttentionDocuments")
@@ -57,12 +55,6 @@ class FinishedAttention(FinishedResults):
             for task in self.run.stored["tasks"]
             for name, measured in task["measures"].items()
         ]
-
-    def label(self, task: str) -> Label:
-        return label_of(task, self.run.manifest)
-
-    def dataset(self, task: str) -> HubSplit | None:
-        return dataset_of(task)
 
 
 class Attention(Benchmark):

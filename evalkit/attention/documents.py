@@ -5,7 +5,6 @@ In: an `AttentionRequest`. Out: an `AttentionPlan` with its manifest; with a tok
 
 from __future__ import annotations
 
-import hashlib
 import timeit
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,10 +31,10 @@ from evalkit.benchmarks.request import Request, SuiteRequest, numerics, plain_ma
 from evalkit.benchmarks.suite_plan import ChoicePlan, plan_suite
 from evalkit.data.sampling import DocumentSample, spread
 from evalkit.display import Say
-from evalkit.errors import ScoringError, UnknownNameError, UsageError
+from evalkit.errors import ScoringError, UsageError, check_known
 from evalkit.inputs.reading import read_given_text
 from evalkit.inputs.settings import setting
-from evalkit.inputs.values import check_text
+from evalkit.inputs.values import check_text, text_digest
 from evalkit.models.context.extension import configured_layers
 from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.loading.spec import config_of, window_of
@@ -132,9 +131,7 @@ def is_missing(plan: AttentionPlan, finished: FinishedRows) -> bool:
 
 
 def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
-    for name in request.measures:
-        if name not in GROUPS and name != "all":
-            raise UnknownNameError("measure", name, GROUPS)
+    check_known("measure", [name for name in request.measures if name != "all"], GROUPS)
     every = not request.measures or "all" in request.measures
     groups = [name for name in GROUPS if every or name in request.measures]
     settings: dict[str, Any] = {
@@ -179,7 +176,7 @@ def _plan_text(request: AttentionRequest, path: Path, settings: dict[str, Any], 
     _, text = read_given_text(path)
     checkpoint = request.model.locate(say)
     _check_layers(settings["layers"], checkpoint)
-    digest = hashlib.sha256(text.encode()).hexdigest()
+    digest = text_digest(text)
     settings = {**numerics(request.model, checkpoint, None, say), **settings, "documents": {TEXT: digest}}
     if request.model.context not in (None, "none"):
         # Windows may be shorter than the model's, which no extension shortens

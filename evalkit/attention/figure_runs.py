@@ -18,7 +18,7 @@ from evalkit.attention.groups import MEASURES, Band, chosen_layers, described_la
 from evalkit.attention.results import DOCUMENTS, HEADS, SAMPLE, with_values
 from evalkit.benchmarks.differences import differences
 from evalkit.benchmarks.outcomes import Comparable, Measure
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.errors import UsageError, check_known
 from evalkit.escape import printable
 from evalkit.reporting.figures import short_name
 from evalkit.runs.folder import Run
@@ -42,8 +42,7 @@ class AnalysedRun:
         if run.kind != ATTENTION:
             raise UsageError(f"{self._label} is of benchmark {run.kind}; figures are of runs of evalkit attention")
         known = tuple(run.manifest["documents"])
-        if unknown := [task for task in tasks if task not in known]:
-            raise UnknownNameError(f"task of {self._label}", unknown[0], known)
+        check_known(f"task of {self._label}", tasks, known)
         self.name, self.run, self.model = name, run, model or name
         self.tasks = tuple(task for task in known if not tasks or task in tasks)
 
@@ -226,8 +225,7 @@ class AttentionDocuments(Comparable):
         if name == ATTENTION:
             known = ", ".join(self.rules)
             raise UsageError(f"name a measure of attention with --rule: {known}; with @LAYER or @all by layer")
-        if name not in self.rules:
-            raise UnknownNameError(f"measure of run {self.run.folder.name}", name, self.rules)
+        check_known(f"measure of run {self.run.folder.name}", [name], self.rules)
         option = f"--rule {name}@"
         numbers = parsed_layers([given], option) if at and given != _EVERY else ()
         return name, given, self._analysed.layers(name, numbers, option)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.errors import UnknownNameError, UsageError, check_known
 from evalkit.reporting.figures import Size
 from evalkit.runs.scales import FRACTION, Scale
 
@@ -220,8 +220,7 @@ class FigureRequest:
     """Whether the caption is below the figure too."""
 
     def check(self, name: str) -> None:
-        if name not in KINDS:
-            raise UnknownNameError("figure", name, KINDS)
+        check_known("figure", [name], KINDS)
         kind = KINDS[name]
         given = ("--band", self.band, kind.band), ("--measure", self.measure, kind.measures)
         for option, value, applies in (*given, ("--paper", self.paper, kind.paper)):

@@ -149,16 +149,9 @@ class AnswerRequests(TaskRequests):
     sizes: Mapping[str, int] | None = None
     generates = True
 
-    @property
-    def journal(self) -> str:
-        return self.task
-
     def costs(self) -> Iterator[tuple[RequestKey, float]]:
         for id in self.plan.benchmark.ids(self.plan, self.task):
             yield RequestKey(self.task, id, 0, ""), 1.0
-
-    def without(self, keys: Collection[Any]) -> AnswerRequests:
-        return self
 
     def candidates(self) -> AnswerRequests:
         return replace(self, plan=replace(self.plan, tasks={self.task: []}, request=None))

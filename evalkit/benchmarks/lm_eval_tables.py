@@ -6,7 +6,6 @@ In: lm-eval's results and samples. Out: the metrics of results.json, every metri
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.benchmarks.outcomes import Metric
 from evalkit.compatibility.lm_eval import json_value
+from evalkit.inputs.values import text_digest, utf8_length
 from evalkit.runs.folder import LM_EVAL, SCORES
 from evalkit.runs.rules import RULES, lm_eval_metric
 from evalkit.runs.scales import FRACTION, Scale, stored_scale
@@ -62,7 +62,7 @@ def document_scores(task: str, samples: Iterable[Mapping[str, Any]]) -> Iterator
         doc_id = int(sample["doc_id"])
         if doc_id not in contents:
             text = json.dumps(sample["doc"], sort_keys=True, ensure_ascii=False, default=json_value)
-            digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+            digest = text_digest(text)
             seen[digest] += 1
             contents[doc_id] = digest if seen[digest] == 1 else f"{digest}/{seen[digest]}"
         for metric in sample["metrics"]:
@@ -96,7 +96,7 @@ def choice_rows(
             *(None, None, None, likelihood, None),
             *(0, 0, 0, 0, 0),
             None,
-            *(len(choice), len(choice.encode("utf-8", "surrogatepass")), 0, 0),
+            *(len(choice), utf8_length(choice), 0, 0),
         )
         for number, (choice, likelihood) in enumerate(zip(choices, likelihoods, strict=True))
     ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from evalkit.errors import UnknownNameError
+from evalkit.errors import check_known
 from evalkit.reporting.numbers import METRICS, SHARES, NumberFormat
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
@@ -274,8 +274,7 @@ class GradedAnswers(Comparable):
         return scores
 
     def measure(self, rule: str) -> Measure:
-        if rule not in self._measures:
-            raise UnknownNameError(f"measure of {self.run.kind} run {self.run.folder.name}", rule, self._measures)
+        check_known(f"measure of {self.run.kind} run {self.run.folder.name}", [rule], self._measures)
         return self._measures[rule]
 
 

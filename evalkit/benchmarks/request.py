@@ -129,7 +129,7 @@ def provenance(request: Request, checkpoint: Checkpoint) -> dict[str, Any]:
 def plain_manifest(
     kind: str, request: Request, checkpoint: Checkpoint, specification: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
-    """Return the manifest of a run of a benchmark without groups of tasks or rules; `more` has its further entries."""
+    """Return the manifest of a run; `more` has further entries, and those of a benchmark with groups and rules."""
     return {
         "id": specification_id(specification),
         "kind": kind,

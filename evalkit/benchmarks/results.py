@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from evalkit.benchmarks.base import lazy
 from evalkit.benchmarks.outcomes import average_metric, metrics_report
 from evalkit.errors import UnknownNameError
-from evalkit.suites.suites import Label
+from evalkit.suites.suites import Label, dataset_of, label_of
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.document_views import TaskView
@@ -94,3 +94,13 @@ class FinishedResults(ABC):
         """Raise `UnknownNameError` unless a rule is the benchmark's own measure, which has its name."""
         if rule not in (None, self.run.kind):
             raise UnknownNameError(f"rule of run {self.run.folder}", rule, (self.run.kind,))
+
+
+class OfSuiteTasks(FinishedResults):
+    """Results of a run on tasks of a suite."""
+
+    def label(self, task: str) -> Label:
+        return label_of(task, self.run.manifest)
+
+    def dataset(self, task: str) -> HubSplit | None:
+        return dataset_of(task)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Plan
-from evalkit.benchmarks.request import SuiteRequest, numerics, provenance, shared_library
+from evalkit.benchmarks.request import SuiteRequest, numerics, plain_manifest, shared_library
 from evalkit.cache import remembered
 from evalkit.data import Library
 from evalkit.data.requests import request_tasks
@@ -26,7 +26,6 @@ from evalkit.models.loading.locate import Checkpoint
 from evalkit.requests.requests import RunRequests
 from evalkit.runs.continuous import BITS_PER_BYTE, outcome_of
 from evalkit.runs.finding import run_folder
-from evalkit.runs.folder import specification_id
 from evalkit.runs.rules import Rule, find_rule, of_task
 from evalkit.suites.choice_requests import ChoiceRequests
 from evalkit.suites.prompt_sets import PromptSet, in_orders, load_prompts, orders_of
@@ -134,10 +133,7 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
         specification["code"] = code_hash(suite.task_files)
     if request.vary:
         specification["prompts"] = prompts.specification
-    manifest = {
-        "id": specification_id(specification),
-        "kind": "prompt_variants" if request.vary else "multiple_choice",
-        "specification": specification,
+    more = {
         "rule": rule,
         "groups": groups,
         "group_sizes": {group: suite.sizes[group] for group in groups},
@@ -145,9 +141,11 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
         **({"labels": suite.labels, "short": suite.short} if suite.user_defined else {}),
         "template": asdict(template),
         **({"forms": {name: list(tasks) for name, tasks in suite.forms.items()}} if suite.forms else {}),
-        **provenance(request, checkpoint),
-        **({"prompts": prompts.words} if request.vary else {}),
     }
+    kind = "prompt_variants" if request.vary else "multiple_choice"
+    manifest = plain_manifest(kind, request, checkpoint, specification, **more)
+    if request.vary:
+        manifest["prompts"] = prompts.words
     return ChoicePlan(request, suite, prompts, checkpoint, library, others, requests, manifest, randomness)
 
 

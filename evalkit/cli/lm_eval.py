@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from evalkit.errors import DataError, UnknownNameError, UsageError
+from evalkit.errors import DataError, UsageError, check_known
 from evalkit.inputs.reading import read_task_file
 from evalkit.models.loading.spec import context_settings, model_spec
 
@@ -157,8 +157,7 @@ def with_model_args(model: str | None, given: str | None, options: dict[str, Any
         part = f"{key}={value}"
         if key in _OTHER_ARGUMENTS:
             raise UsageError(f"--model-args {part}: {_OTHER_ARGUMENTS[key]}")
-        if key not in _ARGUMENTS:
-            raise UnknownNameError("key of --model-args", key, _ARGUMENTS)
+        check_known("key of --model-args", [key], _ARGUMENTS)
         if (name := _ARGUMENTS[key]) in settings or options.get(name) not in (None, "auto"):
             raise UsageError(f"--model-args {part}: {key} is given twice; give it once")
         if not value:

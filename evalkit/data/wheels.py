@@ -26,6 +26,7 @@ from evalkit.data.schema import SUBJECTS
 from evalkit.data.sources import Record
 from evalkit.display import Say, news
 from evalkit.errors import CheckpointError, DataError
+from evalkit.inputs.values import text_digest
 from evalkit.paths import replace_file
 
 
@@ -162,7 +163,7 @@ def folder_hash(folder: Path) -> str:
     """Return the sha256 of a folder's sorted lines "path sha256", one for each file; hidden files are ignored."""
     files = sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*") if path.is_file())
     lines = [f"{name} {file_digest(path)}\n" for name, path in files if not path.name.startswith(".")]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    return text_digest("".join(lines))
 
 
 def cached_documents(task: str) -> Path:

@@ -26,6 +26,7 @@ from evalkit.errors import DataError, UsageError, reading_as
 from evalkit.escape import printable
 from evalkit.exchange.logs import LoggedTask
 from evalkit.inputs.reading import parse_json
+from evalkit.inputs.values import text_digest
 from evalkit.runs.finding import folder_name
 from evalkit.runs.folder import Run, json_bytes, load_run, specification_id
 from evalkit.runs.writing import RunWriter, find_finished, open_run
@@ -154,7 +155,7 @@ def selection_specification(logs: Sequence[LoggedTask], tasks: Sequence[LoggedPl
 
 def selection_hash(documents: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return the entries of any other documents, (task, what identifies its documents)."""
-    return {"limit": None, "selection": hashlib.sha256(repr(documents).encode()).hexdigest()}
+    return {"limit": None, "selection": text_digest(repr(documents))}
 
 
 def log_caveats(logs: Mapping[str, Sequence[LoggedTask]]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from evalkit.benchmarks.lm_eval_files import texts_of_requests
 from evalkit.errors import DataError, UsageError, reading_as
 from evalkit.inputs.reading import MOST_BYTES, MOST_DOCUMENT_BYTES, parse_json, read_bytes
 from evalkit.inputs.validated import Stored
+from evalkit.inputs.values import text_digest, utf8_length
 
 _NAME = re.compile(r"samples_(?P<task>.+)_(?P<time>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.jsonl")
 _TIME = "%Y-%m-%dT%H-%M-%S"
@@ -248,7 +249,7 @@ def _sample(line: dict[str, Any], where: str) -> LoggedSample:
     if () in sample.requests:
         raise ValueError("a request in 'arguments' has no text")
     for name, text in (("prompt_hash", sample.requests[0][0]), ("target_hash", sample.target)):
-        if _hash(text) != line[name]:
+        if text_digest(text) != line[name]:
             raise ValueError(f"it has another content than its {name} says; the file was changed")
     # A filter changes none
     if sample.likelihoods and _likelihoods([responses[0] for responses in line["resps"]]) != sample.likelihoods:
@@ -256,13 +257,8 @@ def _sample(line: dict[str, Any], where: str) -> LoggedSample:
     return sample
 
 
-def _hash(text: str) -> str:
-    """Return lm-eval's hash of a text."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
 def _document_hash(sample: LoggedSample) -> str:
-    return _hash(json.dumps(sample.doc, indent=2, ensure_ascii=False))
+    return text_digest(json.dumps(sample.doc, indent=2, ensure_ascii=False))
 
 
 def _with_answered_documents(log: LoggedTask) -> LoggedTask:
@@ -309,7 +305,7 @@ def _measured(log: LoggedTask, sample: LoggedSample, answered: LoggedSample) -> 
     sizes = {
         "acc": [1] * len(options),
         "acc_norm": [len(option) for option in options],
-        "acc_bytes": [len(option.encode("utf-8", "surrogatepass")) for option in options],
+        "acc_bytes": [utf8_length(option) for option in options],
     }
     metrics: dict[str, MetricValue] = {}
     for name in sample.metrics:
@@ -381,5 +377,5 @@ def _check_results_file(log: LoggedTask) -> None:
                 )
     hashes = "".join(sample.doc_hash + sample.prompt_hash + sample.target_hash for sample in log.samples)
     logged = log.results.task_hashes.get(log.task)
-    if logged and hashlib.sha256(hashes.encode()).hexdigest() != logged:
+    if logged and text_digest(hashes) != logged:
         raise DataError(f"{log.path} does not have the hash of {log.task} in {log.results_path}; {remedy}")

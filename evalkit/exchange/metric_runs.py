@@ -42,6 +42,7 @@ from evalkit.exchange.imported_runs import (
 )
 from evalkit.exchange.logs import LoggedSample, LoggedTask, MetricValue, read_logs
 from evalkit.exchange.pinned_runs import import_choices, match
+from evalkit.inputs.values import utf8_length
 from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.score_table import ScoreRow, score_table, uncounted, unsized
 from evalkit.runs.writing import RunWriter
@@ -252,7 +253,7 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
     sizes = {"acc": np.ones(count)}
     if delimiter is not None:
         sizes["acc_norm"] = np.array([len(option) for option in options])
-        sizes["acc_bytes"] = np.array([len(option.encode("utf-8", "surrogatepass")) for option in options])
+        sizes["acc_bytes"] = np.array([utf8_length(option) for option in options])
     if any(not size.all() for size in sizes.values()):
         return []
     for metric, size in sizes.items():

@@ -17,7 +17,7 @@ from textwrap import wrap
 from types import NoneType, UnionType
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.errors import UnknownNameError, UsageError, check_known
 from evalkit.inputs.values import name_or_path, names, path, switch, whole
 
 Names = Literal["text", "name or file", "file", "folder"]
@@ -96,9 +96,7 @@ def _settings_of(kinds: Any) -> Mapping[str, Setting]:
 def check_names(names: Collection[str], *kinds: type) -> None:
     """Raise an `UnknownNameError` for a name that is no setting of the dataclasses."""
     known = settings_of(*kinds)
-    for name in names:
-        if name not in known:
-            raise UnknownNameError("option", name, known)
+    check_known("option", names, known)
 
 
 def given_settings(given: Mapping[str, Any], *kinds: type) -> dict[str, Any]:

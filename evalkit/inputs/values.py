@@ -6,6 +6,7 @@ An invalid value raises a `UsageError`.
 
 from __future__ import annotations
 
+import hashlib
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -124,3 +125,13 @@ def in_calls(items: Iterable[Item], text: Callable[[Item], str], most: int) -> I
         characters += size
     if call:
         yield call
+
+
+def text_digest(text: str) -> str:
+    """Return the SHA-256 of a text in UTF-8, in hexadecimal digits; half of a surrogate pair counts as a character."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def utf8_length(text: str) -> int:
+    """Return the number of bytes of a text in UTF-8; half of a surrogate pair has three."""
+    return len(text.encode("utf-8", "surrogatepass"))

@@ -8,7 +8,6 @@ copy and its state is restored afterwards; the tokenizer is saved to the folder 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -27,6 +26,7 @@ from evalkit.display import Say
 from evalkit.errors import CheckpointError, UsageError, reading_as, writing
 from evalkit.inputs import values
 from evalkit.inputs.settings import given_settings
+from evalkit.inputs.values import text_digest
 from evalkit.models.called import CalledModel, is_only_sharded, is_sharded, why_not_callable
 from evalkit.models.context.extension import context_window
 from evalkit.models.loading.checks import check_causal, check_numbers
@@ -61,7 +61,7 @@ class LiveSpec(ModelSpec):
             raise CheckpointError(f"{self.model}: weights or buffers differ between the processes of the training")
         is_saved = self.stock and not is_called and not self._changed_code
         saved = saved_weights(self.module, self.folder) if is_saved else ()
-        of_all = hashlib.sha256(" ".join(digests).encode()).hexdigest() if len(set(digests)) > 1 else ""
+        of_all = text_digest(" ".join(digests)) if len(set(digests)) > 1 else ""
         state = saved or (("state", of_all or state_digest(self.module)),)
         if not self.stock:
             say(

@@ -21,7 +21,7 @@ from evalkit.generation.prompts import CHUNK, Prompt, Speed, estimate_line
 from evalkit.requests.batches import Batch, Batches, Planned, TaskTokens
 from evalkit.requests.encoded import DocumentHead, EmptyTexts, EncodedDocuments, ScoreBatch, empty_rows
 from evalkit.requests.requests import Encoder, RunRequests, ScoreDocument, TaskRequests
-from evalkit.requests.rows import Finished, GeneratedRow, ScoredRow, is_finished
+from evalkit.requests.rows import Finished, GeneratedRow, ScoredRow, is_finished, key_of
 from evalkit.runs.traits import NO_BATCH
 from evalkit.scoring.pack import PlannedBatch, SampledGroup, TreeBatch, estimated_tokens
 from evalkit.scoring.pack import plan as plan_batches
@@ -161,7 +161,7 @@ class _Planner:
 
     def _sorted(self, task: TaskRequests, prepared: _PlannedTask) -> Iterator[Batch]:
         if prepared.empty:
-            rows = [row for row in prepared.empty if (task.journal, *_key_of(row)) not in self._finished]
+            rows = [row for row in prepared.empty if (task.journal, *key_of(row)) not in self._finished]
             if rows:
                 documents = len({row.document for row in rows})
                 yield Batch(task.task, NO_BATCH, EmptyTexts(rows), ScoredRow, 0.0, documents, task.journal)
@@ -188,10 +188,6 @@ class _Planner:
     def _lacks(self, task: TaskRequests, heads: Iterable[DocumentHead]) -> bool:
         """Whether a batch has a row that is not in the journal. A finished batch is left out as a whole."""
         return any(key not in self._finished for head in heads for key in head.keys(task.journal))
-
-
-def _key_of(row: ScoredRow) -> tuple[object, ...]:
-    return row.document, row.choice, row.texts, row.part
 
 
 def packed(documents: Iterable[ScoreDocument], budget: int) -> Iterator[tuple[ScoreDocument, ...]]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from evalkit.display import Say
 from evalkit.generation.prompts import Capacity, Prompt, Speed
 from evalkit.models.loading.locate import silent
+from evalkit.models.loading.tokenizer import first_token
 from evalkit.requests.rows import RequestKey
 from evalkit.scoring.tree import Ints
 
@@ -118,9 +119,8 @@ class Encoder:
 
     @cached_property
     def first(self) -> tuple[int, ...]:
-        """The token from which a text without context is predicted: BOS, or else EOS; empty if there is neither."""
-        known = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
-        return tuple(int(token) for token in known if token is not None)[:1]
+        """See `first_token`."""
+        return first_token(self.tokenizer)
 
 
 class TaskRequests(ABC):
@@ -144,17 +144,20 @@ class TaskRequests(ABC):
     """What determines the requests, hashable, so that their tokens can be kept for other models; None: they are not."""
 
     @property
-    @abstractmethod
     def journal(self) -> str:
         """Name of the task in the journal."""
+        return self.task
 
     @abstractmethod
     def costs(self) -> Iterator[tuple[RequestKey, float]]:
         """Yield the key of each request, with its cost: characters that it adds, or so."""
 
-    @abstractmethod
     def without(self, keys: Collection[Any]) -> TaskRequests:
-        """Return the requests of the documents that have none of these keys, which are keys of rows."""
+        """Return the requests of the documents that have none of these keys, which are keys of rows without a batch.
+
+        By default these are only texts without tokens, which stay.
+        """
+        return self
 
     @abstractmethod
     def candidates(self) -> TaskRequests:

@@ -109,6 +109,11 @@ class GeneratedRow(NamedTuple):
     """JSON list of the log-likelihoods of the prompt's answers, in nats; empty without answers."""
 
 
+def key_of(row: ScoredRow | GeneratedRow) -> tuple[Any, ...]:
+    """Return the key of a row within its task."""
+    return tuple(getattr(row, name) for name in KEY)
+
+
 class Finished(Protocol):
     """What planning needs of the finished rows of a run; see `FinishedRows`."""
 

@@ -7,7 +7,6 @@ finite raises `ValueError` before it is used; so does what the class's own `chec
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from collections.abc import Sequence
 from functools import cache
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evalkit.errors import first_line
+from evalkit.inputs.values import text_digest
 
 Rows: TypeAlias = Sequence[tuple[Any, ...]] | pa.RecordBatch | pa.Table
 
@@ -51,7 +51,7 @@ def _field(name: str, hint: Any) -> pa.Field:
 def schema_digest(row: type[tuple[Any, ...]]) -> str:
     """Return a hash of a schema's names and types: eight hexadecimal digits."""
     text = ", ".join(f"{field.name} {field.type}{' or null' * field.nullable}" for field in schema_of(row))
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    return text_digest(text)[:8]
 
 
 def record_batch(rows: Rows, row: type[tuple[Any, ...]]) -> pa.RecordBatch:

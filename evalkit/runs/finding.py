@@ -5,7 +5,6 @@ In: a checkpoint and the settings of its run, or a folder of runs. Out: the name
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.errors import RunError, UsageError
 from evalkit.inputs import values
+from evalkit.inputs.values import text_digest
 from evalkit.paths import RUNS
 from evalkit.runs.folder import JOURNAL, Run, is_file, is_run_folder, load_run
 
@@ -55,7 +55,7 @@ def run_folder(output: Path, checkpoint: Checkpoint, suite: str, template: str, 
     folder = folder_name(name, suite, template, dtype, manifest["id"])
     if (checkpoint.kind == "live" or "name" in manifest) and not folder.startswith(f"{name}-"):
         # The id does not depend on a given name, so that the folder must
-        digest = hashlib.sha256(name.encode()).hexdigest()[:6]
+        digest = text_digest(name)[:6]
         folder = f"{folder.removesuffix(manifest['id'])}{digest}-{manifest['id']}"
     if not (output / folder).exists() and output.is_dir():
         for other in sorted(output.glob(f"*-{manifest['id']}")):

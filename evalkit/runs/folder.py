@@ -32,6 +32,7 @@ from evalkit.escape import brief, counted
 from evalkit.inputs import values
 from evalkit.inputs.reading import MOST_BYTES, parse_json, read_bytes
 from evalkit.inputs.validated import Stored, validated
+from evalkit.inputs.values import text_digest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -169,7 +170,7 @@ def _unsealed(path: Path) -> dict[str, Any]:
 def specification_id(specification: Mapping[str, Any]) -> str:
     """Return the id of a specification: twelve hexadecimal digits of its hash."""
     text = json.dumps(specification, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return text_digest(text)[:12]
 
 
 @dataclass(frozen=True)

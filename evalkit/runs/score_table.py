@@ -63,11 +63,9 @@ class ScoreRow(NamedTuple):
     """Tokens that span a boundary between segments."""
     greedy: float | None = None
     """1 if every token of the continuation is the argmax, 0 if not; None for a document with choices."""
-    texts: str = ""
-    """Digest of the document's texts and gold answer, in the journal only."""
 
 
-COLUMNS = (*(name for name in ScoreRow._fields if name != "texts"), CLUSTER)
+COLUMNS = (*ScoreRow._fields, CLUSTER)
 """Columns of the score table."""
 
 OPTIONAL = {"greedy": float("nan")}

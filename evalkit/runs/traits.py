@@ -8,13 +8,13 @@ specification: each batch in the journal records it, and a run that is resumed o
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from evalkit.inputs.values import text_digest
 from evalkit.runs.continuous import outcome_of
 from evalkit.runs.folder import Run
 
@@ -227,7 +227,7 @@ def _prompts(specification: Mapping[str, Any]) -> str:
     if not (prompts := specification.get("prompts")):
         return "one"
     names, orders = ", ".join(prompts["templates"]), prompts["choice_orders"]
-    content = hashlib.sha256(json.dumps(prompts, sort_keys=True).encode()).hexdigest()[:8]
+    content = text_digest(json.dumps(prompts, sort_keys=True))[:8]
     return f"{names}{f', {orders} orders of the options' if orders > 1 else ''} ({content})"
 
 

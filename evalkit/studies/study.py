@@ -6,7 +6,6 @@ which folder it has, and why it failed. With it, a study's runs are found withou
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,10 +17,11 @@ from typing import Any
 from pydantic import Field
 
 from evalkit.benchmarks.registry import benchmark
-from evalkit.errors import RunError, UnknownNameError, UsageError
+from evalkit.errors import RunError, UnknownNameError, UsageError, check_known
 from evalkit.escape import printable
 from evalkit.inputs.reading import read_json
 from evalkit.inputs.validated import FileSettings, Named, NonEmpty, Stored, restored
+from evalkit.inputs.values import text_digest
 from evalkit.paths import replace_file
 from evalkit.runs.folder import RESULTS, Run, is_file, load_run
 
@@ -118,7 +118,7 @@ class StudyRun:
         without = benchmark(self.benchmark.kind).options_outside_id(self.options)
         options = {name: value for name, value in given.items() if name not in without}
         content = [self.checkpoint.place, self.checkpoint.given, options]
-        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return text_digest(json.dumps(content, sort_keys=True, default=str))[:16]
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,7 @@ class Study:
 
     def members(self, name: str) -> dict[int | None, dict[int | None, StudyCheckpoint]]:
         """Return seed → step → checkpoint of a model; raise `UnknownNameError` if there is none."""
-        if name not in self.names:
-            raise UnknownNameError(f"checkpoint of study {self.path}", name, self.names)
+        check_known(f"checkpoint of study {self.path}", [name], self.names)
         seeds: dict[int | None, dict[int | None, StudyCheckpoint]] = {}
         for checkpoint in self.checkpoints:
             if checkpoint.name == name:

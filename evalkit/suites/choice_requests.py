@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evalkit.errors import RunError
+from evalkit.inputs.values import utf8_length
 from evalkit.requests.requests import Encoder, Score, ScoreDocument, TaskRequests
 from evalkit.requests.rows import RequestKey, segment_columns
 from evalkit.runs.score_table import CLUSTER, COLUMNS, SEGMENTS
@@ -178,7 +179,7 @@ def choice_scores(
     columns |= {
         "ll_unconditional": alone,
         "chars": [len(option) for option in options],
-        "bytes": [len(option.encode("utf-8", "surrogatepass")) for option in options],
+        "bytes": [utf8_length(option) for option in options],
         "truncated": chosen["truncated"].to_numpy()[is_asked],
         "straddles": chosen["straddles"].to_numpy()[is_asked],
         "greedy": chosen["greedy"].to_pandas().astype("float64").to_numpy()[is_asked],

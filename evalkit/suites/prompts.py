@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from evalkit.errors import ScoringError, TemplateError
 from evalkit.inputs.values import check_text, in_calls
-from evalkit.models.loading.tokenizer import added_tokens
+from evalkit.models.loading.tokenizer import added_tokens, first_token
 from evalkit.runs.score_table import SEGMENTS
 from evalkit.suites.questions import Question
 from evalkit.suites.templates import Part, Template
@@ -89,9 +89,7 @@ class Prompter:
             self._template = replace(template, parts=_chat_parts(template, tokenizer, say))
         else:
             self._before, self._after = _ends(template, tokenizer, say)
-        # What a continuation without a context is predicted from: BOS, or else EOS, as in lm-eval
-        known = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-        self._first = [int(token_id) for token_id in known if token_id is not None][:1]
+        self._first = list(first_token(tokenizer))
 
     def encode(self, questions: Sequence[Question], unconditional: bool = False) -> Iterator[EncodedQuestion]:
         """Render and tokenise questions, in order.

@@ -6,13 +6,13 @@ selection. `question_loading.py` loads a suite's.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from evalkit.data.sampling import DocumentSelection, spread
+from evalkit.inputs.values import text_digest
 
 _BLOCK, _OF_SUBJECT = 4, 3
 """Documents next to each other in a sample, and the least of a subject: with fewer, what they share is unknown."""
@@ -76,7 +76,7 @@ class Question:
         Code of a task may make others of the same document in another sample.
         """
         texts = (self.contexts, self.continuations, self.delimiter, self.gaps, self.choices, self.alone, self.gold)
-        return hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
+        return text_digest(repr(texts))[:16]
 
 
 def by_subtask(questions: Iterable[Question]) -> dict[str, list[Question]]:

@@ -6,7 +6,6 @@ provenance, and its questions, whose contexts and continuations are scored as th
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from evalkit.data.requests import (
     wheel_files,
 )
 from evalkit.errors import DataError
+from evalkit.inputs.values import text_digest
 from evalkit.suites.questions import LeafTask, Question, by_subtask
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _of_mmlu(task: str, about: RequestTask, library: Library) -> Requests:
     official = documents.official and examples.official
     provenance = {"source": documents.source, "official": official, "total": len(chosen)}
     build = lambda: list(_mmlu_questions(task, about, chosen, examples.records))  # noqa: E731
-    return Requests(hashlib.sha256(identity.encode()).hexdigest(), provenance, about.single, build)
+    return Requests(text_digest(identity), provenance, about.single, build)
 
 
 def _subjects(category: str) -> frozenset[str] | None:

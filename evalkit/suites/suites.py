@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import Field, Strict, model_validator
 
 from evalkit.data.requests import has_prompts, request_tasks
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.errors import UnknownNameError, UsageError, check_known
 from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty, read_settings
 from evalkit.inputs.values import with_matches
 from evalkit.paths import resource
@@ -293,9 +293,7 @@ def choose_tasks(suite: Suite, chosen: Sequence[str]) -> Suite:
     if not chosen:
         return suite
     chosen = with_matches(chosen, suite.tasks)
-    for task in chosen:
-        if task not in suite.tasks:
-            raise UnknownNameError("task", task, suite.tasks)
+    check_known("task", chosen, suite.tasks)
     refuse_duplicate_tasks(chosen)
     groups = {name: tuple(task for task in tasks if task in chosen) for name, tasks in suite.groups.items()}
     # Of a task without one of its forms there is no better form

@@ -6,7 +6,6 @@ requests, so that text, choices and gold answers are exactly lm-eval's.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -16,6 +15,7 @@ from evalkit.compatibility.lm_eval import fewshot_seed, gold_index, index_of, in
 from evalkit.data.lm_eval_dataset import dataset
 from evalkit.data.sampling import DocumentSelection, clusters_of
 from evalkit.errors import DataError, UsageError
+from evalkit.inputs.values import text_digest
 from evalkit.paths import resource
 from evalkit.suites.lm_eval_tasks import quiet_lm_eval
 from evalkit.suites.questions import LeafTask, Question, places_for_estimate, selected_documents
@@ -171,4 +171,4 @@ def identity_of(tasks: TaskSet, library: Library) -> tuple[str, dict[str, Any]]:
         "official": all(leaf["official"] for leaf in sources),
         "total": sum(leaf["total"] for leaf in sources),
     }
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), source
+    return text_digest(text), source

@@ -16,7 +16,6 @@ or `chat: true` instead of bos, eos and parts, for the tokenizer's chat template
 
 from __future__ import annotations
 
-import hashlib
 import json
 import string
 from collections.abc import Mapping
@@ -26,8 +25,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator
 
-from evalkit.errors import TemplateError, UnknownNameError
+from evalkit.errors import TemplateError, UnknownNameError, check_known
 from evalkit.inputs.validated import FileSettings, Listed, read_settings
+from evalkit.inputs.values import text_digest
 from evalkit.paths import resource
 from evalkit.runs.score_table import SEGMENTS, Segment
 
@@ -77,7 +77,7 @@ class Template:
         content = {k: v for k, v in asdict(self).items() if k not in ("name", "description")}
         if not self.separate:
             del content["separate"]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return text_digest(json.dumps(content, sort_keys=True))
 
     def pieces(self, question: Question, choice: int, with_context: bool = True) -> list[Piece]:
         """Return the pieces of one choice's sequence, none of them empty, without BOS and EOS.
@@ -114,8 +114,7 @@ def load_template(name: str) -> Template:
     """Read a template by name, or from a user's YAML file."""
     if Path(name).suffix in (".yaml", ".yml"):
         return _read(Path(name))
-    if name not in template_names():
-        raise UnknownNameError("template", name, template_names())
+    check_known("template", [name], template_names())
     return _read(resource("configs", "templates", f"{name}.yaml"))
 
 

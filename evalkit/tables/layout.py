@@ -15,7 +15,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, PlainValidator
 
 from evalkit.benchmarks.registry import suite_averages
-from evalkit.errors import TableError, UnknownNameError, UsageError
+from evalkit.errors import TableError, UnknownNameError, UsageError, check_known
 from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty, read_settings
 from evalkit.paths import resource
 from evalkit.reporting.table import Text, parse, plain
@@ -165,8 +165,7 @@ class TableLayout(_LayoutFile):
         `titles` are by the layout's titles as plain text; `where` names the source of the texts in errors.
         """
         known = {plain(group.title) for group in (*self.rows, *self.columns) if group.title}
-        if unknown := [title for title in titles if title not in known]:
-            raise UnknownNameError(f"title of table {self.name} ({where})", unknown[0], known)
+        check_known(f"title of table {self.name} ({where})", titles, known)
         texts = {old: parse(" ".join(new.split()), f"{where}, title '{old}'") for old, new in titles.items()}
 
         def titled(group: Group) -> Group:

@@ -25,7 +25,7 @@ from evalkit.benchmarks.run_listing import documents_words
 from evalkit.comparison.comparison import p_value
 from evalkit.comparison.pairing import Pairing, pair
 from evalkit.comparison.sides import Side
-from evalkit.errors import TableError, UnknownNameError, UsageError
+from evalkit.errors import TableError, UnknownNameError, UsageError, check_known
 from evalkit.reporting.decimals import mean, of_float
 from evalkit.reporting.table import Text, literal
 from evalkit.runs.continuous import lacks_rule
@@ -64,8 +64,7 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
 
     With `mixed`, runs with another protocol than the first run's are marked; without, they are rejected.
     """
-    if unknown := [row for row in mapping.rows if row not in layout.assigned]:
-        raise UnknownNameError(f"row of table {layout.name}", unknown[0], layout.assigned)
+    check_known(f"row of table {layout.name}", mapping.rows, layout.assigned)
     rule = rule or mapping.rule
     if rule and layout.pairs:
         raise UsageError(f"the measures of table {layout.name} have their own rules; omit --rule {rule}")

@@ -627,7 +627,7 @@ def test_rows_are_computed_from_a_pickled_batch(checkpoint: Path) -> None:
     windows = [ScoreDocument("w", "w", "", [scored(tokens(50), part=part, parts=2)], 1.0) for part in range(2)]
     asked = [Generate(str(n), Prompt(n, np.array(tokens(5 + n)), 4), "") for n in range(3)]
     made = [ScoredTask("c", choices), ScoredTask("w", windows, in_order=True), GeneratedTask("g", asked)]
-    computer = RequestComputer(loaded, Budget(40, 30), pytest.fail)
+    computer = RequestComputer(loaded, Budget(40, 30), pytest.fail, remembers=False)
     candidates = pickle.loads(pickle.dumps([task.candidates() for task in made]))
     facts = computer.prepare(candidates)
     assert (facts.token_budget, facts.shares, facts.capacity.tokens) == (40, True, 30)  # type: ignore[union-attr]

@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.base import Benchmark, ListedSuite, lazy
 from evalkit.benchmarks.lm_eval_tables import logged_metrics
 from evalkit.benchmarks.outcomes import Metric
-from evalkit.benchmarks.results import FinishedResults, of_run
+from evalkit.benchmarks.results import OfSuiteTasks, of_run
 from evalkit.errors import UsageError
 from evalkit.runs.folder import LM_EVAL
-from evalkit.suites.suites import Label, label_of
 
 if TYPE_CHECKING:
     from evalkit.data import HubSplit
 
 
-class FinishedTasks(FinishedResults):
+class FinishedTasks(OfSuiteTasks):
     """Results of lm-eval's tasks; its report under a rule is that of the multiple-choice tasks' choices."""
 
     comparable = of_run("evalkit.benchmarks.lm_eval.views:task_outcomes")
@@ -43,9 +42,6 @@ class FinishedTasks(FinishedResults):
         for task in self.run.stored["tasks"]:
             metrics += logged_metrics(task, self.run.manifest["documents"][task["task"]]["official"])
         return metrics
-
-    def label(self, task: str) -> Label:
-        return label_of(task)
 
     def dataset(self, task: str) -> HubSplit | None:
         """Raise a `UsageError`, since evalkit does not know the datasets of lm-eval's tasks."""

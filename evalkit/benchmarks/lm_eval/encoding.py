@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -22,7 +22,7 @@ from evalkit.compatibility.lm_eval import generation_arguments, rolling_windows
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, ScoringError, UsageError
 from evalkit.generation.prompts import Decoding, Prompt, Stops
-from evalkit.inputs.values import in_calls, whole
+from evalkit.inputs.values import in_calls, text_digest, whole
 from evalkit.requests.requests import Encoder, Facts, Generate, Score, ScoreDocument, TaskRequests
 from evalkit.requests.rows import RequestKey
 from evalkit.suites.lm_eval_tasks import log_from
@@ -233,10 +233,6 @@ class TaskModelRequests(TaskRequests):
         for key, request in {request.key: request for request in self.requests}.items():
             yield key, request.work * samples[key]
 
-    def without(self, keys: Collection[Any]) -> TaskModelRequests:
-        # Only texts without tokens have rows without a batch
-        return self
-
     def candidates(self) -> TaskModelRequests:
         if self.generates:
             by_settings = {repr(request.arguments[1]): request for request in self.requests}
@@ -259,7 +255,7 @@ class TaskModelRequests(TaskRequests):
             Generate(
                 document=str(request.doc_id),
                 prompt=prompt,
-                prompt_sha256=hashlib.sha256(request.arguments[0].encode()).hexdigest(),
+                prompt_sha256=text_digest(request.arguments[0]),
                 truncated_from=truncated_from,
                 choice=request.number,
                 texts=request.digest,

@@ -24,7 +24,6 @@ from evalkit.benchmarks.lm_eval.requests import (
     ModelRequest,
     answer_in,
     distinct,
-    key_of,
     requests_of,
     rows_of,
 )
@@ -41,7 +40,7 @@ from evalkit.requests.batches import Batch, Budget
 from evalkit.requests.computer import RequestComputer
 from evalkit.requests.planner import planned as plan_requests
 from evalkit.requests.requests import Encoder, RunRequests
-from evalkit.requests.rows import NothingFinished
+from evalkit.requests.rows import NothingFinished, key_of
 from evalkit.suites.lm_eval_tasks import log_from
 
 

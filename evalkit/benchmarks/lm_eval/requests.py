@@ -7,7 +7,6 @@ not imported.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -16,8 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from evalkit.compatibility.names import replaced
 from evalkit.errors import DataError, RunError, ScoringError, reading_as
-from evalkit.inputs.values import check_text
-from evalkit.requests.rows import KEY, GeneratedRow, RequestKey, ScoredRow
+from evalkit.inputs.values import check_text, text_digest
+from evalkit.requests.rows import GeneratedRow, RequestKey, ScoredRow, key_of
 from evalkit.runs.journal import FinishedRows, Key
 from evalkit.runs.score_table import SEGMENTS
 from evalkit.suites.lm_eval_tasks import quiet_lm_eval
@@ -102,7 +101,7 @@ def requests_of(instances: Iterable[Any]) -> list[ModelRequest]:
         sample = seen[identity] if instance.request_type == GENERATED else 0
         seen[identity] += 1
         text = json.dumps(list(instance.args), sort_keys=True, default=str)
-        request = ModelRequest(*identity, sample, instance.args, hashlib.sha256(text.encode()).hexdigest()[:16])
+        request = ModelRequest(*identity, sample, instance.args, text_digest(text)[:16])
         check_text("".join(part for part in instance.args if isinstance(part, str)), request.label)
         requests.append(request)
     return requests
@@ -126,11 +125,6 @@ def distinct(requests: Iterable[ModelRequest]) -> list[ModelRequest]:
 
 def stored_rows(finished: FinishedRows, journals: Iterable[str]) -> dict[Key, AnswerRow]:
     return {(journal, *key_of(row)): row for journal in journals for row in finished.rows(journal)}
-
-
-def key_of(row: AnswerRow) -> Key:
-    """Return the key of a row within its task."""
-    return tuple(getattr(row, name) for name in KEY)
 
 
 def rows_of(request: ModelRequest, rows: Rows) -> list[AnswerRow]:

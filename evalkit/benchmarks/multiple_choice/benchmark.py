@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from evalkit.benchmarks.base import Benchmark, ListedSuite, Plan, lazy
 from evalkit.benchmarks.choices import outcome_averages, outcome_entries, stored_results, table_metrics
-from evalkit.benchmarks.results import FinishedResults, of_run
+from evalkit.benchmarks.results import OfSuiteTasks, of_run
 from evalkit.display import Say
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.continuous import outcome_of
 from evalkit.runs.folder import LM_EVAL, SCORES, StoredAverage, StoredTask, StoredValue
-from evalkit.suites.suites import Label, dataset_of, label_of, load_suite, shipped_suites
+from evalkit.suites.suites import load_suite, shipped_suites
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.request import SuiteRequest
     from evalkit.benchmarks.suite_plan import ChoicePlan
-    from evalkit.data import HubSplit
     from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
 
@@ -52,7 +51,7 @@ class _ChoiceResults(Stored):
     samples: bool
 
 
-class FinishedChoices(FinishedResults):
+class FinishedChoices(OfSuiteTasks):
     metrics = of_run("evalkit.benchmarks.choices:stored_metrics")
     comparable = of_run("evalkit.benchmarks.choices:ComparableChoices")
     views = of_run("evalkit.benchmarks.multiple_choice.views:choice_views")
@@ -64,12 +63,6 @@ class FinishedChoices(FinishedResults):
         if outcome_of(rule) is None:
             return list(stored_results(self.comparable(), rule)["averages"])
         return outcome_averages(self.run.manifest, table_metrics(self.run.scores, self.run.manifest, rule))
-
-    def label(self, task: str) -> Label:
-        return label_of(task, self.run.manifest)
-
-    def dataset(self, task: str) -> HubSplit | None:
-        return dataset_of(task)
 
 
 class MultipleChoice(Benchmark):

@@ -6,7 +6,6 @@ computed as in lm-eval, from the same log-likelihoods; the other rules are added
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -16,6 +15,7 @@ import pandas as pd
 
 from evalkit.benchmarks.lm_eval_files import Evaluated
 from evalkit.data.requests import is_macro
+from evalkit.inputs.values import text_digest
 from evalkit.runs.accuracies import Results, available_rules
 from evalkit.runs.rules import decide, find_rule, lm_eval_metric
 from evalkit.stats.estimates import error_of_average, error_of_share, pooled_error
@@ -117,12 +117,8 @@ def _samples(table: pd.DataFrame, questions: Sequence[Question]) -> Iterator[dic
             "filtered_resps": answers,
             "filter": "none",
             "metrics": list(correct),
-            "doc_hash": _hash(json.dumps(question.doc, indent=2, ensure_ascii=False, default=str)),
-            "prompt_hash": _hash(question.contexts[0]),
-            "target_hash": _hash(target),
+            "doc_hash": text_digest(json.dumps(question.doc, indent=2, ensure_ascii=False, default=str)),
+            "prompt_hash": text_digest(question.contexts[0]),
+            "target_hash": text_digest(target),
             **{metric: float(values[row]) for metric, values in correct.items()},
         }
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -25,7 +25,7 @@ from evalkit.benchmarks.multiple_choice.varied_results import (
     subject_accuracies,
     varied_results,
 )
-from evalkit.errors import UnknownNameError
+from evalkit.errors import check_known
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.figures import RunFigure
 from evalkit.reporting.numbers import SHARES, UNKNOWN
@@ -39,8 +39,8 @@ from evalkit.suites.suites import label_of
 def varied_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
     """Return the report of a finished run under one rule; arguments as of `FinishedResults.report`."""
     tables, manifest = prompt_tables(run), run.manifest
-    if (name := rule or str(manifest["rule"])) not in tables.rules:
-        raise UnknownNameError(f"rule of run {run.folder}", name, tables.rules)
+    name = rule or str(manifest["rule"])
+    check_known(f"rule of run {run.folder}", [name], tables.rules)
     by_rule = {other: varied_results(tables, manifest, other) for other in tables.rules}
     results = by_rule[name]
     notes = notes_below(

@@ -9,7 +9,6 @@ results.json          scores of tasks, groups and means
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,9 +23,9 @@ from evalkit.benchmarks.outcomes import Measure, Metric
 from evalkit.benchmarks.request import DocumentRequest
 from evalkit.data import HubSplit
 from evalkit.display import Say, doing
-from evalkit.errors import DataError, UnknownNameError, UsageError
+from evalkit.errors import DataError, UsageError, check_known
 from evalkit.inputs.settings import setting
-from evalkit.inputs.values import with_matches
+from evalkit.inputs.values import text_digest, with_matches
 from evalkit.longcontext.longbench import results
 from evalkit.longcontext.longbench.data import LongBenchDocument, load_rows
 from evalkit.longcontext.longbench.official import generation_requests, score_prediction
@@ -119,9 +118,7 @@ class LongBench(generated.GeneratedBenchmark):
         checkpoint = request.model.locate(say)
         known = {task.name: task for task in suite_tasks(request.suite)}
         request = replace(request, tasks=with_matches(request.tasks, known))
-        for name in request.tasks:
-            if name not in known:
-                raise UnknownNameError(f"{request.suite} task", name, known)
+        check_known(f"{request.suite} task", request.tasks, known)
         loaded: dict[str, TaskDocuments] = {}
         tasks_by_error: dict[str, list[str]] = {}
         for name in (name for name in known if not request.tasks or name in request.tasks):
@@ -160,7 +157,7 @@ class LongBench(generated.GeneratedBenchmark):
             **stored,
             "length": document.length,
             # Rows with several questions on one document are not independent
-            results.SOURCE: hashlib.sha256(document.context.encode()).hexdigest()[:16],
+            results.SOURCE: text_digest(document.context)[:16],
             "answers": json.dumps(document.answers, ensure_ascii=False),
             "all_classes": json.dumps(document.all_classes, ensure_ascii=False),
             "score": score_prediction(TASKS[task], answer.text, document.answers, document.all_classes),

@@ -28,7 +28,7 @@ from evalkit.display import Say, news
 from evalkit.errors import DataError, UnknownNameError, reading_as
 from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, read_bytes
 from evalkit.inputs.validated import Stored, validated
-from evalkit.inputs.values import LONGEST_TEXT
+from evalkit.inputs.values import LONGEST_TEXT, text_digest
 from evalkit.longcontext.longbench.official import template
 from evalkit.longcontext.longbench.protocol import E_TASKS, TASKS, SuiteName, Task
 
@@ -192,7 +192,7 @@ def _document(
     if row.id in known and not official:
         raise DataError(f"{where}: '_id' {row.id!a:.60} is that of an earlier row; were rows appended?")
     content = json.dumps([task.name, row.context, row.input, row.answers])
-    identity = row.id or f"content-{hashlib.sha256(content.encode('ascii')).hexdigest()[:24]}"
+    identity = row.id or f"content-{text_digest(content)[:24]}"
     names = (identity if copy == 1 else f"{identity}-{copy}" for copy in count(1))
     unique, classes = next(name for name in names if name not in known), tuple(row.all_classes or ())
     return LongBenchDocument(

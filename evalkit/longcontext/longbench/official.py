@@ -8,7 +8,6 @@ other benchmarks have of it too is in `answer_metrics` (F1, ROUGE-L, edit simila
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
@@ -22,6 +21,7 @@ from evalkit.benchmarks.answer_metrics import EditVariant, edit_similarity, qa_f
 from evalkit.errors import TemplateError
 from evalkit.generation.prompts import Prompt, Stops, fit_prompt
 from evalkit.inputs.reading import read_task_file
+from evalkit.inputs.values import text_digest
 from evalkit.longcontext.longbench.protocol import Task
 from evalkit.requests.requests import Generate
 
@@ -54,7 +54,7 @@ def template(task: Task) -> str:
     if task.name in _REPAIRED:
         text = text.replace("\n{input}", "\n\n{input}")
     text += _ENDINGS.get(task.name, "")
-    if not hashlib.sha256(text.encode()).hexdigest().startswith(task.prompt_hash):
+    if not text_digest(text).startswith(task.prompt_hash):
         raise TemplateError(f"{path}: the prompt is not the official one of {task.name}; {_INSTALL}")
     return text
 
@@ -81,7 +81,7 @@ def generation_requests(
         text, label = prompt_text(task, row), f"{task.name} row {row.id}"
         tokens, before = fit_prompt(tokenizer, text, max_prompt_tokens, most, chat=chat and task.chat, label=label)
         prompt = Prompt(row.index, np.asarray(tokens, np.int64), task.max_new_tokens, stops)
-        requests.append(Generate(row.id, prompt, hashlib.sha256(text.encode()).hexdigest(), before))
+        requests.append(Generate(row.id, prompt, text_digest(text), before))
     return requests
 
 

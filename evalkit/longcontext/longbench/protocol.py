@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from evalkit.errors import UnknownNameError
+from evalkit.errors import check_known
 
 MetricName = Literal["f1", "rouge_l", "classification", "retrieval", "count", "edit_similarity"]
 SuiteName = Literal["longbench", "longbench-e"]
@@ -95,8 +95,7 @@ SUITES: dict[SuiteName, str] = {
 
 def find_task(name: str) -> Task:
     """Return the task with a name; raise an `UnknownNameError` if there is none."""
-    if name not in TASKS:
-        raise UnknownNameError("LongBench task", name, TASKS)
+    check_known("LongBench task", [name], TASKS)
     return TASKS[name]
 
 

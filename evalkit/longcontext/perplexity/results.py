@@ -108,7 +108,7 @@ def finish(plan: DocumentPlan, finished: FinishedRows, writer: RunWriter) -> Non
 def summary(documents: pd.DataFrame) -> dict[str, Any]:
     """Return sums over documents, lm-eval's perplexities, and the mean that `evalkit compare` compares."""
     size, words, tokens, nats = (documents[name].sum() for name in ("bytes", "words", "tokens", "nats"))
-    whole = ratio(documents["nats"].to_numpy(float) / math.log(2), documents["bytes"].to_numpy(float))
+    whole = _bits_per_byte(documents)
     return {
         "n": len(documents),
         "bytes": int(size),
@@ -139,6 +139,10 @@ def ratio(values: Floats, weights: Floats) -> Estimate:
     return Estimate(value, residuals.variance, residuals.freedom)
 
 
+def _bits_per_byte(documents: pd.DataFrame) -> Estimate:
+    return ratio(documents["nats"].to_numpy(float) / math.log(2), documents["bytes"].to_numpy(float))
+
+
 def position_bins(tables: Sequence[pd.DataFrame], most: int = _TABLE_BINS) -> list[list[PositionBin]]:
     """Return the bins of all documents of each table of positions.
 
@@ -161,7 +165,7 @@ def _by_bin(table: pd.DataFrame, width: int) -> Any:
 
 def _bin(first: int, width: int, documents: pd.DataFrame) -> PositionBin:
     tokens, size, nats = documents["tokens"].sum(), documents["bytes"].sum(), documents["nats"].sum()
-    bits = ratio(documents["nats"].to_numpy(float) / math.log(2), documents["bytes"].to_numpy(float))
+    bits = _bits_per_byte(documents)
     numbers = _known(bits.value), known_error(bits.stderr), _known(bits.freedom)
     return PositionBin(first, first + width - 1, len(documents), int(tokens), int(size), float(nats), *numbers)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -180,16 +180,9 @@ class TextRequests(TaskRequests):
     sizes: Mapping[str, int] | None = None
     in_order = True
 
-    @property
-    def journal(self) -> str:
-        return self.task
-
     def costs(self) -> Iterator[tuple[RequestKey, float]]:
         for document in self.documents:
             yield RequestKey(self.task, str(document.number), 0, ""), len(document.content)
-
-    def without(self, keys: Collection[Any]) -> TextRequests:
-        return self
 
     def candidates(self) -> TextRequests:
         first = replace(self.documents[0], text=self.documents[0].text[:_CHECKED_CHARACTERS])

@@ -8,7 +8,6 @@ results.json      scores of each task at each length, means by length, and the e
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -34,9 +33,9 @@ from evalkit.benchmarks.request import Request
 from evalkit.benchmarks.results import of_run
 from evalkit.cache import source_digest, stored
 from evalkit.display import Say
-from evalkit.errors import DataError, ScoringError, UnknownNameError, UsageError
+from evalkit.errors import DataError, ScoringError, UnknownNameError, UsageError, check_known
 from evalkit.inputs.settings import setting
-from evalkit.inputs.values import with_matches
+from evalkit.inputs.values import text_digest, with_matches
 from evalkit.longcontext.ruler import results
 from evalkit.longcontext.ruler.data import CHOICES, TASKS, WHEELS, RulerData, RulerTask
 from evalkit.longcontext.ruler.results import BITS, CHOICE, SCORE, SCORES, VALUE
@@ -155,9 +154,7 @@ class Ruler(GeneratedBenchmark):
         "not_built" in the manifest has a line for each reason why tasks cannot be built.
         """
         chosen = with_matches(request.tasks, TASKS)
-        for name in chosen:
-            if name not in TASKS:
-                raise UnknownNameError("RULER task", name, TASKS)
+        check_known("RULER task", chosen, TASKS)
         maker, tasks, reasons = _Maker(request, checkpoint, say), dict[str, TaskDocuments](), dict[str, list[str]]()
         for length in lengths:
             for name in dict.fromkeys(chosen) or TASKS:
@@ -194,7 +191,7 @@ class Ruler(GeneratedBenchmark):
                 prompt = prompt.with_answers(sequences, context)
             except ScoringError as error:
                 raise ScoringError(f"{task} sample {number}: {error}") from error
-            requests.append(Generate(str(number), prompt, hashlib.sha256(text.encode()).hexdigest()))
+            requests.append(Generate(str(number), prompt, text_digest(text)))
         return requests
 
     def pattern(self, task: str, references: Sequence[str]) -> str:
@@ -272,7 +269,7 @@ class _Maker:
             raise CannotBuild(
                 f"a prompt and its answer have {longest:,} tokens, the context window {context:,} (--context)"
             )
-        digest = hashlib.sha256(json.dumps(documents).encode()).hexdigest()
+        digest = text_digest(json.dumps(documents))
         return TaskDocuments(documents, f"{WHEELS[0]}, seed {self._request.seed}", digest)
 
     def _made(self, name: str, length: int) -> str | list[RulerDocument]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from evalkit.errors import CheckpointError, UnknownNameError, UsageError
+from evalkit.errors import CheckpointError, UsageError, check_known
 from evalkit.inputs.validated import FileSettings, Number
 from evalkit.models.loading.files import LAYER_KEYS, MOST_TOKENS, WINDOW_KEYS
 
@@ -258,8 +258,7 @@ def _configured_extension(text: Mapping[str, Any]) -> str:
 
 
 def _check_settings(settings: ContextSettings, method: str) -> None:
-    if method not in METHODS:
-        raise UnknownNameError("context method", method, METHODS)
+    check_known("context method", [method], METHODS)
     for flag, tokens in (("--context", settings.context), ("--context-original", settings.original)):
         if tokens is not None and not 1 <= tokens <= MOST_TOKENS:
             raise UsageError(f"{flag} {tokens}: expected 1 to {MOST_TOKENS:,} tokens (exact in float32)")

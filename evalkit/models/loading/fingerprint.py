@@ -20,6 +20,7 @@ import xxhash
 from evalkit.cache import read_cached, write_cached
 from evalkit.display import doing
 from evalkit.errors import CheckpointError, reading_as
+from evalkit.inputs.values import text_digest
 from evalkit.models.loading.files import read_json
 from evalkit.models.loading.locate import Checkpoint
 
@@ -139,12 +140,12 @@ def _tokenizer_digest(checkpoint: Checkpoint, hash_of: Callable[[Path], str]) ->
 
 def _json_digest(path: Path) -> str:
     canonical = json.dumps(stable(read_json(path)), sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+    return text_digest(canonical)
 
 
 def _digest(parts: Iterable[tuple[str, str]]) -> str:
     """Hash named digests, one per line, so that different lists give different digests."""
-    return hashlib.sha256("".join(f"{name}\t{digest}\n" for name, digest in parts).encode()).hexdigest()
+    return text_digest("".join(f"{name}\t{digest}\n" for name, digest in parts))
 
 
 def stable(value: Any) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from evalkit.display import Say, doing, imports
-from evalkit.errors import CheckpointError, UnknownNameError, UsageError
+from evalkit.errors import CheckpointError, UnknownNameError, UsageError, check_known
 from evalkit.inputs import values
 from evalkit.inputs.settings import check_names, fitted, setting
 from evalkit.inputs.validated import read_settings
@@ -115,8 +115,7 @@ def model_spec(model: str | Path, **options: Any) -> ModelSpec:
     """Build a `ModelSpec` from its fields; paths and numbers may be given as strings, None is the default."""
     check_names(options, ModelSpec)
     spec = ModelSpec(name_or_path("--model", model), **fitted(ModelSpec, options))
-    if spec.dtype not in ("auto", *DTYPES):
-        raise UnknownNameError("dtype", spec.dtype, ("auto", *DTYPES))
+    check_known("dtype", [spec.dtype], ("auto", *DTYPES))
     if spec.context_method not in (None, *METHODS):
         raise UnknownNameError("context method", spec.context_method, METHODS)
     # Whether this machine has the device is checked when a model is needed: finished runs are read anywhere

@@ -190,6 +190,15 @@ def added_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     return ids[:start], ids[start + len(of_text) :]
 
 
+def first_token(tokenizer: Any) -> tuple[int, ...]:
+    """Return the token from which a text without context is predicted, as in lm-eval: BOS, or else EOS.
+
+    It is empty if there is neither.
+    """
+    known = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    return tuple(int(token) for token in known if token is not None)[:1]
+
+
 def fed_text(tokenizer: Any, tokens: Sequence[int]) -> str:
     """Return the text of a part of a sequence, with its special tokens and the space before its first word.
 

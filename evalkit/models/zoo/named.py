@@ -26,7 +26,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from evalkit.display import Say, doing, imports
-from evalkit.errors import CheckpointError, UnknownNameError, UsageError, reading_as, writing
+from evalkit.errors import CheckpointError, UnknownNameError, UsageError, check_known, reading_as, writing
 from evalkit.inputs.validated import FileSettings, Named, read_settings
 from evalkit.models.loading.files import copy_files, tokenizer_files
 from evalkit.models.loading.locate import DTYPES, silent, tokenizer_folder
@@ -126,9 +126,7 @@ def _base_keys() -> dict[str, tuple[str, ...]]:
 def _config(backbone: str, keys: dict[str, Any]) -> tuple[dict[str, Any], ModelShape]:
     required = (*_base_keys()[backbone], "attention_variant", "variant_layers")
     known = (*required, *_OPTIONAL[backbone], *ALL_KEYS, "description")
-    for key in keys:
-        if key not in known:
-            raise UnknownNameError("key", str(key), known)
+    check_known("key", map(str, keys), known)
     for key in required:
         if keys.get(key) is None:
             raise ValueError(f"'{key}' is missing")
@@ -189,8 +187,7 @@ def write_random(
 
     Its tokenizer is copied from a folder or a hub name, or trained on `texts`, files or folders.
     """
-    if dtype not in DTYPES:
-        raise UnknownNameError("dtype", dtype, DTYPES)
+    check_known("dtype", [dtype], DTYPES)
     if (tokenizer is None) == (not texts):
         raise UsageError("a checkpoint needs a tokenizer: either --tokenizer FOLDER|HUB-NAME or --train-tokenizer TEXT")
     with new_folder(output) as folder:

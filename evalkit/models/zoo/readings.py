@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from evalkit.compatibility.transformers import quiet
 from evalkit.display import Say, doing
-from evalkit.errors import CheckpointError, UnknownNameError, UsageError
+from evalkit.errors import CheckpointError, UsageError, check_known
 from evalkit.models.variants.settings import (
     ALL_KEYS,
     COG,
@@ -126,8 +126,7 @@ class GivenReading:
             raise CheckpointError(f"{name}: has model type '{kind}'; expected {', '.join(_BACKBONES)}")
         kept = {key: value for key, value in config.items() if key not in (*_STORED, *ALL_KEYS)}
         known = [key for key in KEYS[self.variant] if key != "num_signals"]
-        if unknown := [key for key in self.settings if key not in known]:
-            raise UnknownNameError(f"setting of {self.variant} attention", unknown[0], known)
+        check_known(f"setting of {self.variant} attention", self.settings, known)
         if self.variant == VANILLA:
             if self.layers or self.signals:
                 raise UsageError("vanilla attention has no layers and signals of its own; omit --layers and --signals")
@@ -149,8 +148,7 @@ class GivenReading:
                 "the weights have λ's vectors, so their layers are differential; omit --variant, --layers and --signals"
             )
         known = [key for key in _CHOICES[DIFFERENTIAL] if key != "diff_pairing"]
-        if unknown := [key for key in self.settings if key not in known]:
-            raise UnknownNameError("setting that the weights do not show", unknown[0], known)
+        check_known("setting that the weights do not show", self.settings, known)
         return {"diff_pairing": self.pairing or "adjacent", "lambda_index": "absolute", **self.settings}
 
     def reading(self, source: StoredModel) -> WeightReading:
