@@ -34,6 +34,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_core_evaluates_without_capabilities(core: Path, checkpoint: Path, documents: Path, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(core), "EVALKIT_CACHE": str(tmp_path / "cache")}
 

@@ -222,7 +222,7 @@ def _documents(
             loaded = library.load(name)
             hashes[kind][task] = loaded.content_hash
             count = len(loaded.records)
-            about = {"source": loaded.source, "official": loaded.official, "count": count, "total": count}
+            about = {"source": loaded.source, "official": loaded.official, "total": count, "count": count}
             sources[kind][task] = about
     for task, other in others.items():
         from evalkit.suites.task_questions import identity_of

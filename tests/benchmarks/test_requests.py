@@ -124,6 +124,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny", window=WINDOW)
 
 
+@pytest.mark.slow
 def test_a_stretched_run_is_a_run_of_its_own(model: Path, documents: Path, tmp_path: Path) -> None:
     """Neither a context within the window nor a missing one shows in its identity."""
     common = {"data_dir": documents, "allow_unofficial_data": True, "tasks": ("piqa",), "limit": 2, "output": tmp_path}

@@ -62,6 +62,7 @@ def test_forms_of_lm_evals_command(evalkit: Command, checkpoint: Path, documents
     assert len(list(Path("results/runs").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_a_pattern_is_of_the_suite_before_it_is_of_all_tasks(evalkit: Command, checkpoint: Path) -> None:
     """Of RULER, of LongBench and of a suite that is given, only their own tasks match."""
     for words, expected in (

@@ -109,6 +109,7 @@ def test_every_kind_of_request_of_lm_evals_tasks_is_counted(folder: Path, tmp_pa
     assert all(count.sampled == 4 for count in half.values()) and half["made_answers"].generated == 64
 
 
+@pytest.mark.slow
 def test_models_with_one_tokenizer_and_other_windows_have_other_tokens(tmp_path: Path, files: Path) -> None:
     """Long prompts are cut to the window."""
     shutil.copytree(files / "documents", tmp_path / "documents")

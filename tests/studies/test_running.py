@@ -143,6 +143,7 @@ def test_records(unread: Study) -> None:
 # Running
 
 
+@pytest.mark.slow
 def test_a_failure_is_recorded_and_cleared_by_success(folder: Path) -> None:
     study = read_study(write_study(folder / "study.yaml", {"A": "vanilla", "B": "intg-*"}))
     weights = folder / "intg-seed1" / "model.safetensors"

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from tensorboardX import SummaryWriter
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -259,8 +260,13 @@ def test_half_precision_within_a_model_is_its_dtype(folder: Path, documents: Pat
         other = about(model, folder)
     assert (exact.dtype, half.dtype, other.dtype) == ("float32", "bfloat16", "float16")
     assert len({exact.config, half.config, other.config}) == 3
-    prepared = Accelerator(mixed_precision="bf16", cpu=True).prepare(Wide())
-    assert about(prepared, folder).dtype == "bfloat16"
+    # Of a trainer that ran in this process before
+    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        prepared = Accelerator(mixed_precision="bf16", cpu=True).prepare(Wide())
+        assert about(prepared, folder).dtype == "bfloat16"
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def test_weights_that_autocast_has_cast_before_an_update_are_not_scored(folder: Path) -> None:
