@@ -147,6 +147,7 @@ def test_settings_that_change_numbers_change_the_id(of_documents: dict[str, Any]
     assert run_id(measures="bos,entropy", layers="0,-1") == run_id(measures="entropy,bos", layers="-1,0")
 
 
+@pytest.mark.slow
 def test_costs_are_the_tokens_and_the_time_of_the_ranks(
     of_documents: dict[str, Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -336,6 +336,7 @@ def test_figures_of_a_study(evalkit: Command, tmp_path: Path) -> None:
     assert list(dict.fromkeys(row["run"] for row in drawn)) == ["base", "intg seed 2"]
 
 
+@pytest.mark.slow
 def test_all_figures_of_the_paper(evalkit: Command, tmp_path: Path) -> None:
     """By its definitions, and no others; of entropy that of shifted weights alone."""
     a, b = (made_run(tmp_path, f"models/{name}", documents=2).folder for name in "ab")

@@ -250,6 +250,7 @@ def test_own_names_ids_and_their_beginnings_are_exact(make: Callable[..., str], 
     assert chosen(tmp_path, "swapped") == [usual]
 
 
+@pytest.mark.slow
 def test_two_checkpoints_of_the_same_files(
     make: Callable[..., str], folder: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -65,6 +65,7 @@ def test_benchmarks_that_alternate_on_one_model_give_the_tables_of_single_runs(
     assert len(loads) == len(KINDS) + 1
 
 
+@pytest.mark.slow
 def test_jobs_of_one_checkpoint_load_it_once(files: Path, tmp_path: Path, loads: list[str]) -> None:
     members = [(kind, seed) for kind in ("multiple_choice", "copying", "lm_eval") for seed in (0, 1)]
     plans = [plan_of(kind, files, tmp_path / "study", seed) for kind, seed in members]

@@ -251,6 +251,7 @@ def _shuffled_log(checkpoint: Path, folder: Path, task: dict[str, Any], **evalua
     return lm_eval_log(checkpoint, folder, (task["task"],), include_path=str(folder / "tasks"), **evaluation)
 
 
+@pytest.mark.slow
 def test_a_log_whose_documents_were_shuffled(
     checkpoint: Path, imported: Importer, library: Library, tmp_path: Path
 ) -> None:

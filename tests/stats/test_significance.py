@@ -73,7 +73,7 @@ def test_clusters_are_summed_before_they_are_flipped() -> None:
     assert sign_flip(copied) == sign_flip(differences)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.lists(st.integers(-4, 4), min_size=3, max_size=20))
 def test_holm_and_t(ps: list[float], values: list[int]) -> None:
     assert holm(ps) == pytest.approx(list(multipletests(ps, method="holm")[1]), **EXACT)

@@ -324,6 +324,7 @@ def test_an_interrupted_decision_goes_on(folder: Path, tmp_path: Path, monkeypat
     assert again.steps[-1].average.difference == whole.steps[-1].average.difference
 
 
+@pytest.mark.slow
 def test_no_look_is_meant_by_a_checkpoints_name(folder: Path, tmp_path: Path) -> None:
     """A plain run before a decision is still the one that is compared, and its rows are taken."""
     size, told = samples([DOCUMENTS], None)[0], Told()

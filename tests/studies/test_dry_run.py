@@ -122,6 +122,7 @@ def test_models_with_one_tokenizer_and_other_windows_have_other_tokens(tmp_path:
     assert both["tokens"] == long["tokens"] + short["tokens"] > 2 * short["tokens"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_a_study_is_counted_by_benchmark(folder: Path) -> None:
     """What is finished takes no time; a device that is elsewhere has tokens and no time."""

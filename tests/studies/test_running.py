@@ -221,6 +221,7 @@ def test_what_failed_in_another_process_meanwhile_is_not_tried(folder: Path, mon
     assert told.lines[-1].startswith("A on zs failed in another process")
 
 
+@pytest.mark.slow
 def test_results_are_those_of_the_rule_in_the_file(study: Path) -> None:
     """A finished run has every rule's results; its id does not depend on the rule, nor on the name in a study."""
     for rule in ("ppl", "acc_norm"):

@@ -468,6 +468,7 @@ def test_a_changed_file_is_another_run_and_a_killed_run_resumes(
     pd.testing.assert_frame_equal(resumed.scores, whole.scores, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_sample_of_requests_is_that_of_all(own: Path, checkpoint: Path) -> None:
     def plan(**options: Any) -> Any:
         return planned(checkpoint, {"suite": str(own / "own.yaml")} | options, silent)

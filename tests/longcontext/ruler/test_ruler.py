@@ -187,6 +187,7 @@ def test_runs_are_printed_drawn_and_compared(folder: Path, evalkit: Command, tmp
         assert metrics[0].name == name and len(metrics) == len(FEW) * (3 if rule is None else 1)
 
 
+@pytest.mark.slow
 def test_questions_at_two_lengths_are_one_sample(folder: Path) -> None:
     """Of the average difference their standard errors add: (SE + SE) / 2. Those of other tasks are independent."""
     for task, sums in (("qa_1", sum), ("niah_multikey_2", lambda errors: math.hypot(*errors))):
