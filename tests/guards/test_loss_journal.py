@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import json
 import os
 import signal
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import evalkit
+from evalkit.requests.rows import ScoredRow
+from evalkit.runs.columns import from_bytes
 from tests.guards.bench import (
     JOURNAL,
     MANIFEST,
@@ -70,6 +75,16 @@ def _resumed(bench: Bench, damage: Callable[[bytes], bytes], lost: int | None) -
     assert (folder / JOURNAL).read_bytes().count(b"\n") == count
 
 
+def _without_a_segment(rows: bytes) -> bytes:
+    """Rows of which the first lacks a segment's code, but not its numbers."""
+    stored = from_bytes(rows, ScoredRow)
+    segments = stored["segments"].to_pylist()
+    segments[0] = segments[0][1:]
+    field = stored.schema.field("segments")
+    columns = [pa.array(segments, field.type) if name == field.name else stored[name] for name in stored.schema.names]
+    return zlib.compress(pa.RecordBatch.from_arrays(columns, schema=stored.schema).serialize())
+
+
 def _flipped(journal: bytes) -> bytes:
     """A bit of the rows of the third line flipped, which stay base64."""
     rows = journal.splitlines(keepends=True)
@@ -121,6 +136,8 @@ _journal("journal-of-another", "A batch of another run is not taken, nor dropped
 _journal("journal-columns", "Nor one of other columns.", _set(5, "0" * 8), "other columns")
 _journal("journal-seconds", "Nor one with a number that is not finite.", _set(3, float("nan")), "NaN")
 _journal("journal-type", "Nor one of another form.", _set(2, "0"), "'batch'")
+_journal("journal-lists", "Nor one whose rows have numbers of other segments than they name.",
+    lambda content, rows: base64.b64encode(_without_a_segment(base64.b64decode(rows))), "segments")  # fmt: skip
 _journal(
     "journal-rows", "Nor one whose rows lack their end.", lambda content, rows: rows[:-4], "its rows are truncated"
 )
