@@ -640,7 +640,7 @@ def test_rows_are_computed_from_a_pickled_batch(checkpoint: Path) -> None:
         rows[batch.key] = computer.compute(batch)
         assert all(isinstance(row, batch.row) for row in rows[batch.key])
         record_batch(rows[batch.key], batch.row)
-    other = RequestComputer(loaded, Budget(40, 30), pytest.fail)
+    other = RequestComputer(loaded, Budget(40, 30), pytest.fail, remembers=False)
     other.prepare(candidates, is_timed=False)
     for batch in batches[::-1]:
         again = other.compute(pickle.loads(pickle.dumps(batch)))
