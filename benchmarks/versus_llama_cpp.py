@@ -51,10 +51,11 @@ from versus_lm_eval import machine, note, timed
 from evalkit.models.loading.load import load
 from evalkit.models.loading.locate import locate
 from evalkit.requests.requests import ScoreDocument
+from evalkit.runs.score_table import CONTINUATION
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import batches_of
-from evalkit.suites.prompts import CONTINUATION, Prompter
+from evalkit.suites.prompts import Prompter
 from evalkit.suites.questions import Question
 
 TASKS = ("openbookqa", "arc_easy", "piqa", "hellaswag")

@@ -41,10 +41,10 @@ from evalkit.models.loading.load import load
 from evalkit.models.loading.locate import locate
 from evalkit.requests.requests import ScoreDocument
 from evalkit.requests.rows import ScoredRow
+from evalkit.runs.score_table import CONTINUATION
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import TreeBatch
-from evalkit.suites.prompts import CONTINUATION
 
 BATCH_SIZES = (4, 8, 16, 32)
 """Batch sizes of lm-eval's model; the fastest is used."""

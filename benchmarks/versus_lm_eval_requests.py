@@ -35,12 +35,11 @@ from evalkit.models.loading.load import load
 from evalkit.models.loading.locate import locate
 from evalkit.requests.requests import ScoreDocument
 from evalkit.runs.rules import find_rule, of_task
-from evalkit.runs.score_table import outcome_of
+from evalkit.runs.score_table import CONTINUATION, outcome_of
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import TreeBatch
 from evalkit.suites.choice_requests import ChoiceRequests
-from evalkit.suites.prompts import CONTINUATION
 from evalkit.suites.question_loading import load_questions
 from evalkit.suites.request_files import load_requests
 from evalkit.suites.suites import Suite, choose_tasks, load_suite

@@ -41,7 +41,8 @@ from evalkit.models.loading.spec import config_of, window_of
 from evalkit.requests.batches import Batch, Batches, Planned, TaskTokens
 from evalkit.runs.continuous import outcome_of
 from evalkit.runs.finding import run_folder
-from evalkit.suites.prompts import CONTINUATION, END, SPECIAL, Prompter
+from evalkit.runs.score_table import CONTINUATION, END, SPECIAL
+from evalkit.suites.prompts import Prompter
 from evalkit.suites.suites import DEFAULT_SUITE, choose_tasks, load_suite
 
 if TYPE_CHECKING:

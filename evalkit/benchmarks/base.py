@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from evalkit.runs.writing import RunWriter
 
 
-class Plan:
+class Plan(ABC):
     """A validated run that is not computed yet: base class of the kinds' plans, which are dataclasses."""
 
     request: Any
@@ -35,22 +35,26 @@ class Plan:
     """The run's manifest, without the keys that need the loaded model."""
 
     @property
+    @abstractmethod
     def folder(self) -> Path:
         """The run folder, which may not exist yet."""
-        raise NotImplementedError
-
-    @property
-    def requests(self) -> RunRequests:
-        """What is asked of the model, where the request layer computes the run."""
-        raise NotImplementedError
-
-    def sampled(self, sample: int) -> RunRequests:
-        """Return the requests of `sample` documents of each task, with the sizes of the tasks, for estimates."""
-        raise NotImplementedError
 
     def shown_prompts(self, count: int, say: Say) -> Iterator[str]:
         """Yield the first prompts of each task as the model reads them, formatted for a terminal."""
         raise UsageError(f"--show-prompts: benchmark {self.manifest['kind']} does not support it; leave it out")
+
+
+class RequestPlan(Plan):
+    """A plan whose run the request layer computes."""
+
+    @property
+    @abstractmethod
+    def requests(self) -> RunRequests:
+        """What is asked of the model."""
+
+    @abstractmethod
+    def sampled(self, sample: int) -> RunRequests:
+        """Return the requests of `sample` documents of each task, with the sizes of the tasks, for estimates."""
 
 
 class ListedSuite(NamedTuple):

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from evalkit.benchmarks.base import Benchmark, Plan
+from evalkit.benchmarks.base import Benchmark, Plan, RequestPlan
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure
 from evalkit.benchmarks.request import DocumentRequest, Request, numerics, plain_manifest
 from evalkit.benchmarks.results import FinishedResults
@@ -167,7 +167,7 @@ class AnswerRequests(TaskRequests):
 
 
 @dataclass(frozen=True)
-class AnswerPlan(DocumentPlan):
+class AnswerPlan(DocumentPlan, RequestPlan):
     """Plan of a benchmark with generated answers."""
 
     @cached_property

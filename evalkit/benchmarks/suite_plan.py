@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Plan
+from evalkit.benchmarks.base import RequestPlan
 from evalkit.benchmarks.request import SuiteRequest, numerics, plain_manifest, shared_library
 from evalkit.cache import remembered
 from evalkit.data import Library
@@ -237,7 +237,7 @@ def _documents(
 
 
 @dataclass(frozen=True)
-class ChoicePlan(Plan):
+class ChoicePlan(RequestPlan):
     """A validated request with its suite, documents and manifest, made without torch."""
 
     request: SuiteRequest

@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 
 from evalkit.requests.requests import ScoreDocument
 from evalkit.requests.rows import ScoredRow
-from evalkit.runs.score_table import SEGMENTS
+from evalkit.runs.score_table import CONTINUATION
 from evalkit.scoring.pack import Sequences, TreeBatch, offsets
 
 if TYPE_CHECKING:
     from evalkit.scoring.forward import Scores
-
-_CONTINUATION = SEGMENTS.index("continuation")
 
 
 class _Head(NamedTuple):
@@ -189,7 +187,7 @@ def scored_rows(document: DocumentHead, scores: Sequence[Scores]) -> list[Scored
         likelihoods = [float(sums[number, code]) if scored[number, code] else None for code in present]
         greedy = None
         if head.greedy:
-            is_continuation = document.segments[starts[number] : starts[number + 1]] == _CONTINUATION
+            is_continuation = document.segments[starts[number] : starts[number + 1]] == CONTINUATION
             greedy = bool(scores[number].greedy[is_continuation].all())
         rows.append(
             ScoredRow(

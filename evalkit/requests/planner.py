@@ -146,9 +146,10 @@ class _Planner:
             batches = plan_batches(encoded.sequences, facts.token_budget, must_fit)
             return _PlannedTask(encoded, batches, empty_rows(documents))
 
-        if task.contents is None:
+        contents = task.contents
+        if contents is None:
             return make()
-        key = (task.contents, self._requests.tokenizer, facts, must_fit)
+        key = (contents, self._requests.tokenizer, facts, must_fit)
         return remembered("batches", key, make, most=_TASKS_KEPT)
 
     def _of_task(self, task: TaskRequests, prepared: _PlannedTask | None) -> Iterator[Batch]:

@@ -138,7 +138,7 @@ class NothingFinished:
 
 def is_finished(key: RequestKey, finished: Finished) -> bool:
     """Whether the journal has all rows of a request."""
-    return all((*key, part) in finished for part in range(finished.parts.get(tuple(key), 1)))
+    return all((*key, part) in finished for part in range(finished.parts.get(key, 1)))
 
 
 def segment_columns(rows: pa.Table, segments: Collection[int]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -301,9 +301,10 @@ class FinishedRows:
     def _add(self, entry: Entry, batch: pa.RecordBatch) -> None:
         self.entries.append(entry)
         self.seconds[entry.task] = self.seconds.get(entry.task, 0.0) + entry.seconds
-        keys = set(self._keys_of(entry, batch))
+        of_rows = list(self._keys_of(entry, batch))
+        keys = set(of_rows)
         if "parts" in batch.schema.names:
-            counts = zip(self._keys_of(entry, batch), batch["parts"].to_pylist(), strict=True)
+            counts = zip(of_rows, batch["parts"].to_pylist(), strict=True)
             self.parts |= {key[:-1]: parts for key, parts in counts if parts > 1}
         if repeated := keys & self._keys:
             self._repeated[entry.offset] = repeated

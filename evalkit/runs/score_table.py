@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Segment = Literal["special", "instruction", "context", "continuation", "end"]
 SEGMENTS: tuple[str, ...] = get_args(Segment)
 """All segments, in the order of the score table's columns."""
+SPECIAL, INSTRUCTION, CONTEXT, CONTINUATION, END = range(len(SEGMENTS))
+"""Codes of the segments: their indices."""
 
 PROMPT = "prompt"
 """Column of a table of several prompts (`--vary`): the name of the prompt. The run's own prompt comes first."""

@@ -16,9 +16,9 @@ from evalkit.errors import RunError
 from evalkit.inputs.values import utf8_length
 from evalkit.requests.requests import Encoder, Score, ScoreDocument, TaskRequests
 from evalkit.requests.rows import RequestKey, segment_columns
-from evalkit.runs.score_table import CLUSTER, COLUMNS, SEGMENTS
+from evalkit.runs.score_table import CLUSTER, COLUMNS, CONTINUATION, SEGMENTS
 from evalkit.suites.prompt_sets import Order
-from evalkit.suites.prompts import CONTINUATION, EncodedQuestion, Prompter, TokenSequence
+from evalkit.suites.prompts import EncodedQuestion, Prompter, TokenSequence
 from evalkit.suites.questions import Question
 from evalkit.suites.templates import Template
 
@@ -69,10 +69,9 @@ class ChoiceRequests(TaskRequests):
 
     def costs(self) -> Iterator[tuple[RequestKey, float]]:
         for question in self.questions:
-            # The characters that it adds to a tree approximate its share of the time
-            work = len(question.contexts[0]) + sum(map(len, question.continuations))
-            for choice in range(len(question.contexts) * (1 + self.unconditional)):
-                yield self._key(question, choice), work if choice == 0 else 0
+            yield self._key(question), _work_of(question)
+            for choice in range(1, len(question.contexts) * (1 + self.unconditional)):
+                yield self._key(question, choice), 0
 
     def without(self, keys: Collection[Any]) -> ChoiceRequests:
         if not keys:
@@ -92,8 +91,7 @@ class ChoiceRequests(TaskRequests):
             question = encoded.question
             scores = _scores(encoded, encoded.sequences, of_template)
             scores += _scores(encoded, encoded.unconditional, of_continuation, len(scores))
-            work = len(question.contexts[0]) + sum(map(len, question.continuations))
-            yield ScoreDocument(question.identity, question.label, question.subtask, scores, work)
+            yield ScoreDocument(question.identity, question.label, question.subtask, scores, _work_of(question))
 
     def about(self, tokenizer: Any) -> dict[str, Any]:
         special = set(tokenizer.all_special_tokens)
@@ -106,6 +104,11 @@ class ChoiceRequests(TaskRequests):
 
     def _key(self, question: Question, choice: int = 0) -> RequestKey:
         return RequestKey(self.journal, question.identity, choice, question.texts_digest)
+
+
+def _work_of(question: Question) -> int:
+    """Return the characters that a question adds to a tree, which approximate its share of the time."""
+    return len(question.contexts[0]) + sum(map(len, question.continuations))
 
 
 def _scores(

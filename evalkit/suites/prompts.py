@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from evalkit.errors import ScoringError, TemplateError
 from evalkit.inputs.values import check_text, in_calls
 from evalkit.models.loading.tokenizer import added_tokens, first_token
-from evalkit.runs.score_table import SEGMENTS
+from evalkit.runs.score_table import CONTEXT, CONTINUATION, END, SEGMENTS, SPECIAL
 from evalkit.suites.questions import Question
 from evalkit.suites.templates import Part, Template
 
-SPECIAL, INSTRUCTION, CONTEXT, CONTINUATION, END = range(len(SEGMENTS))
 Pieces = list[tuple[int, str]]
 """The text of a sequence: (index into `SEGMENTS`, text)."""
 _FIXED_DATE = "{%- macro strftime_now(format) -%}26 Jul 2024{%- endmacro -%}"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evalkit.benchmarks.lm_eval.requests import CONTEXT, CONTINUATION, GENERATED, ROLLING, ModelRequest
+from evalkit.benchmarks.lm_eval.requests import GENERATED, ROLLING, ModelRequest
 from evalkit.compatibility.lm_eval import generation_arguments, rolling_windows
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, ScoringError, UsageError
@@ -25,6 +25,7 @@ from evalkit.generation.prompts import Decoding, Prompt, Stops
 from evalkit.inputs.values import in_calls, text_digest, whole
 from evalkit.requests.requests import Encoder, Facts, Generate, Score, ScoreDocument, TaskRequests
 from evalkit.requests.rows import RequestKey
+from evalkit.runs.score_table import CONTEXT, CONTINUATION
 from evalkit.suites.lm_eval_tasks import log_from
 
 NEW_TOKENS = 256

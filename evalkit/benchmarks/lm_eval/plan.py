@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 
-from evalkit.benchmarks.base import Plan
+from evalkit.benchmarks.base import RequestPlan
 from evalkit.benchmarks.lm_eval.encoding import TaskModelRequests
 from evalkit.benchmarks.lm_eval.requests import (
     GENERATED,
@@ -53,7 +53,7 @@ _BLOCK = 4
 
 
 @dataclass(frozen=True)
-class TaskPlan(Plan):
+class TaskPlan(RequestPlan):
     """A resolved request: checkpoint, tasks and manifest."""
 
     request: SuiteRequest

@@ -18,13 +18,12 @@ from evalkit.errors import DataError, RunError, ScoringError, reading_as
 from evalkit.inputs.values import check_text, text_digest
 from evalkit.requests.rows import GeneratedRow, RequestKey, ScoredRow, key_of
 from evalkit.runs.journal import FinishedRows, Key
-from evalkit.runs.score_table import SEGMENTS
+from evalkit.runs.score_table import CONTINUATION
 from evalkit.suites.lm_eval_tasks import quiet_lm_eval
 from evalkit.suites.task_identity import SEEDS
 
 GENERATED, ROLLING = "generate_until", "loglikelihood_rolling"
 KINDS = ("loglikelihood", ROLLING, GENERATED)
-CONTEXT, CONTINUATION = SEGMENTS.index("context"), SEGMENTS.index("continuation")
 _PER_TEXT = 2000
 """Cost of generating one text, in scored characters."""
 

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.lm_eval.requests import (
-    CONTEXT,
-    CONTINUATION,
     AnswerRow,
     AnswersFromRows,
     Rows,
@@ -35,7 +33,7 @@ from evalkit.compatibility.lm_eval import as_texts, gold_index, hash_of, json_va
 from evalkit.data.sampling import clusters_of
 from evalkit.errors import DataError, reading_as
 from evalkit.requests.rows import ScoredRow
-from evalkit.runs.score_table import ScoreRow, score_table
+from evalkit.runs.score_table import CONTEXT, CONTINUATION, ScoreRow, score_table
 from evalkit.suites.lm_eval_tasks import quiet_lm_eval
 from evalkit.suites.task_checks import listed_metrics, logged_caveats
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evalkit.benchmarks.base import Benchmark, ListedSuite, lazy
+from evalkit.benchmarks.base import Benchmark, ListedSuite, RequestPlan, lazy
 from evalkit.benchmarks.generated import DocumentPlan
 from evalkit.benchmarks.outcomes import GradedAnswers, Measure, Metric
 from evalkit.benchmarks.request import DocumentRequest, numerics, plain_manifest
@@ -69,7 +69,7 @@ class PerplexityRequest(DocumentRequest):
 
 
 @dataclass(frozen=True)
-class PerplexityPlan(DocumentPlan):
+class PerplexityPlan(DocumentPlan, RequestPlan):
     @cached_property
     def requests(self) -> RunRequests:
         return RunRequests([self._requests(task, documents) for task, documents in self.tasks.items()])

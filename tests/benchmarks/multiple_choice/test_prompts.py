@@ -13,15 +13,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from evalkit.errors import ScoringError, TemplateError
-from evalkit.suites.prompts import (
-    CONTEXT,
-    CONTINUATION,
-    END,
-    INSTRUCTION,
-    SPECIAL,
-    Prompter,
-    TokenSequence,
-)
+from evalkit.runs.score_table import CONTEXT, CONTINUATION, END, INSTRUCTION, SPECIAL
+from evalkit.suites.prompts import Prompter, TokenSequence
 from evalkit.suites.questions import Question
 from evalkit.suites.templates import SEGMENTS, Part, Template, load_template, template_names
 from tests.questions import question, token_bytes
