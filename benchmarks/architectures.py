@@ -273,7 +273,9 @@ def evalkit_scores(folder: Path) -> tuple[list[np.ndarray], str]:
     for batch in batches_of(Sequences.of(items()), engine.budget):
         for item, members in engine.score(batch):
             found[item] = [scores.logprobs[1:] for scores in members]
-    return [one for index in sorted(found) for one in found[index]], engine.kernel if engine.shares else "alone"
+    return [
+        one for index in sorted(found) for one in found[index]
+    ], engine.kernel if engine.way == "tree" else engine.way
 
 
 class Truth:

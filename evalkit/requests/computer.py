@@ -94,8 +94,9 @@ class RequestComputer:
         is_generated = batch is not None and batch.row is GeneratedRow
         if is_generated or (batch is None and not self.facts.token_budget):
             return place_of(device, self.loaded.attention)
-        is_alone = batch is not None and isinstance(batch.content, ScoreBatch) and batch.content.is_alone
-        return place_of(device, "alone" if is_alone or not self.engine.shares else str(self.engine.kernel))
+        is_scored = batch is not None and isinstance(batch.content, ScoreBatch)
+        way = batch.content.way if is_scored else self.engine.way
+        return place_of(device, str(self.engine.kernel) if way == "tree" else way)
 
     def compute(self, batch: Batch) -> list[ScoredRow] | list[GeneratedRow]:
         content = batch.content
@@ -103,8 +104,8 @@ class RequestComputer:
             return content.rows
         if isinstance(content, ScoreBatch):
             if not self.engine.checked:  # no candidate had a token
-                self.engine.check(content.tree.sequences, content.is_alone)
-            scores = self.engine.score(content.tree, alone=content.is_alone)
+                self.engine.check(content.tree.sequences, content.way == "alone")
+            scores = self.engine.score(content.tree, content.way, content.pass_tokens)
             pairs = zip(content.documents, scores, strict=True)
             return [row for document, (_, of_document) in pairs for row in scored_rows(document, of_document)]
         generations = self.generator.generate([asked.prompt for asked in content], self._say)
@@ -128,7 +129,7 @@ class RequestComputer:
             longest = longest_shared(engine.budget)
             is_alone = all(task.is_alone(self.loaded.window, longest) for task in candidates)
             engine.check(encoded.sequences, is_alone)
-        return {"token_budget": engine.budget, "shares": engine.shares}
+        return {"token_budget": engine.budget, "way": engine.way, "pass_tokens": engine.pass_tokens}
 
     def _check_generation(self, candidates: Sequence[TaskRequests], is_timed: bool) -> dict[str, Any]:
         from evalkit.generation.prompts import capacity_of, end_tokens, measured_speed

@@ -136,12 +136,12 @@ class ScoreBatch:
     tree: TreeBatch
     documents: Sequence[DocumentHead]
     """In the order of the tree's items."""
-    is_alone: bool = False
-    """Whether it is scored by the model's own attention, since it has nothing to share."""
+    way: str
+    """How it is scored (`scoring.engine`), if the model's checks allow it."""
+    pass_tokens: int
 
     def warm(self) -> None:
-        if not self.is_alone:
-            _ = self.tree.tree
+        _ = self.tree.tree if self.way == "tree" else self.tree.whole_tree
 
 
 @dataclass(frozen=True)

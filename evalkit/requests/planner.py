@@ -129,7 +129,7 @@ class _Planner:
         if self._stopped.is_set():
             raise Stopped
         facts = self._encoder.facts
-        must_fit = facts.shares and self._requests.budget == facts.token_budget
+        must_fit = facts.way == "tree" and self._requests.budget == facts.token_budget
 
         def make() -> _PlannedTask:
             documents = list[ScoreDocument]()
@@ -167,22 +167,25 @@ class _Planner:
                 documents = len({row.document for row in rows})
                 yield Batch(task.task, NO_BATCH, EmptyTexts(rows), ScoredRow, 0.0, documents, task.journal)
         encoded = prepared.encoded
+        facts = self._encoder.facts
         for number, batch in enumerate(prepared.batches, task.first):
             heads = [encoded.head(item) for item in batch.items]
             if self._lacks(task, heads):
-                content = ScoreBatch(batch.of(encoded.sequences), heads)
+                content = ScoreBatch(batch.of(encoded.sequences), heads, facts.way, facts.pass_tokens)
                 work = sum(encoded.work[item] for item in batch.items)
                 documents = sum(encoded.is_last[item] for item in batch.items)
                 yield Batch(task.task, number, content, ScoredRow, work, documents, task.journal)
 
     def _in_order(self, task: TaskRequests) -> Iterator[Batch]:
-        groups = packed(task.scored(self._encoder), self._encoder.facts.token_budget)
+        facts = self._encoder.facts
+        groups = packed(task.scored(self._encoder), facts.token_budget)
         for number, members in enumerate(groups, task.first):
             encoded = EncodedDocuments.of(members)
             heads = [encoded.head(item) for item in range(len(members))]
             if self._lacks(task, heads):
                 tree = TreeBatch(np.empty(0, np.int32), tuple(range(len(members))), encoded.sequences)
-                content = ScoreBatch(tree, heads, is_alone=len(members) == 1)
+                way = "alone" if len(members) == 1 else facts.way
+                content = ScoreBatch(tree, heads, way, facts.pass_tokens)
                 work = sum(encoded.work)
                 yield Batch(task.task, number, content, ScoredRow, work, sum(encoded.is_last), task.journal)
 

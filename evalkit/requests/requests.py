@@ -90,8 +90,10 @@ class Facts:
     """Context window in tokens."""
     token_budget: int = 0
     """Most tokens of a scored batch."""
-    shares: bool = False
-    """Whether scored sequences share the computation of common prefixes."""
+    way: str = ""
+    """How most scored batches are computed: see `scoring.engine`."""
+    pass_tokens: int = 0
+    """Most tokens of a forward pass over whole sequences."""
     ends: tuple[int, ...] = ()
     """Token ids that end a generated text."""
     new_tokens: int | None = None

@@ -20,6 +20,7 @@ _CPU_TOKENS = 2048
 """Enough to saturate two cores; more only costs memory (measured: docs/measurements/commands.md)."""
 _GPU_TOKENS = 65536
 _ROW = 2048
+_LOGIT_COPIES = 4
 _SHARE = 0.25
 """Share of the memory beside the weights that one batch may use by the estimate below."""
 
@@ -82,6 +83,11 @@ def auto_budget(model: Any) -> int:
     bytes_per_token = int(size * (8 * hidden + 4 * inner + (1 + 2 * heads) * _ROW))
     # A batch's states are on each device in turn
     return max(128, min(most, int(min(memory.values()) * _SHARE / bytes_per_token)))
+
+
+def most_logit_tokens(device: Any, vocabulary: int) -> int:
+    """Return the tokens whose logits a device holds, several copies of them, beside all else."""
+    return max(128, int(device_bytes(device) * _SHARE / (4 * _LOGIT_COPIES * vocabulary)))
 
 
 def memory_beside_weights(model: Any) -> dict[torch.device, int]:

@@ -21,6 +21,7 @@ from evalkit.models.memory import is_out_of_memory, refuse_to_split
 from evalkit.models.parts import computing_devices
 from evalkit.runs.traits import hardware_of
 from evalkit.scoring.architecture import rotary_lengths, window_of
+from evalkit.scoring.row_checks import RowCheck
 from evalkit.scoring.sharing import NOT_NUMBERS, BatchLengths, SharingCheck
 
 _KIND = "sharing"
@@ -64,6 +65,12 @@ def memory_for(label: str, tokens: int, at_most: bool = True) -> Iterator[None]:
         raise ScoringError(f"{label}: out of memory on {tokens} tokens; free some, or use a smaller dtype") from error
 
 
+def rounded_up(length: int, steps: int) -> int:
+    """Round up to the next of so many steps between powers of two."""
+    step = max(1, (1 << (length - 1).bit_length()) // (2 * steps))
+    return -(-length // step) * step
+
+
 class ModelChecks:
     """Checks of one model.
 
@@ -82,6 +89,9 @@ class ModelChecks:
         self._passed = self._read()
         self._rotary = min((length for length in rotary_lengths(model.config) if length), default=None)
         self._covered = 0
+        self._covered_rows = {False: 0, True: 0}
+        self._failures: dict[tuple[bool, int], str] = {}
+        """Why rows of so many tokens cannot be computed together, or behind states; empty if they can."""
 
     def check_weights(self, longest: int) -> None:
         """Check the output head, then causality in sequences of up to a length; see `cover`."""
@@ -119,9 +129,33 @@ class ModelChecks:
             self._say("comparing shared prefixes with the model's own forward pass, once for this architecture")
         return self._once(name, partial(SharingCheck(self._model).sharing, kernel, lengths), self._remembers)
 
-    def _covering(self, longest: int) -> int:
+    def rows(self, longest: int, with_states: bool) -> str:
+        """Return why rows of up to a length cannot be computed together, or behind states; empty if they can."""
+        if longest <= self._covered_rows[with_states]:
+            return ""
+        # Rounded up, so that a few checks cover all lengths; memory may hold the smaller one only
+        most = self._rotary or max(longest, window_of(self._model.config))
+        for steps in (1, 4):
+            length = min(self._covering(longest, steps), most)
+            if (with_states, length) not in self._failures:
+                self._failures[with_states, length] = self._of_rows(length, with_states)
+            if not self._failures[with_states, length]:
+                self._covered_rows[with_states] = length
+                return ""
+        return self._failures[with_states, length]
+
+    def _of_rows(self, length: int, with_states: bool) -> str:
+        has_own_head = bool(self.head_failure)
+        name = f"rows of {length}{', with states' if with_states else ''}{', own head' if has_own_head else ''}"
+        check = RowCheck(self._model, has_own_head)
+        try:
+            return self._once(name, partial(check.rows, length, with_states), self._remembers)
+        except TooManyTokens:
+            return f"out of memory in the check of rows of {length} tokens"
+
+    def _covering(self, longest: int, steps: int = 1) -> int:
         # Rounded up, so that a few checks cover all lengths
-        return max(2, longest, min(window_of(self._model.config), max(_TRIED, 1 << (longest - 1).bit_length())))
+        return max(2, longest, min(window_of(self._model.config), max(_TRIED, rounded_up(longest, steps))))
 
     def _of_weights(self, name: str, run: Callable[[], str]) -> str:
         name = f"{name}, of weights {self._files}"

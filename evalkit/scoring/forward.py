@@ -1,4 +1,4 @@
-"""Forward pass over a token tree. In: trees. Out: log-probabilities of their (node, predicted token) pairs.
+"""Forward passes over token trees and whole rows. Out: log-probabilities of their (node, predicted token) pairs.
 
 The base model runs once over a tree. The output head runs only on the states that predict a scored token, some columns
 of the vocabulary at a time, with a float32 log-sum-exp, so no [nodes, vocabulary] tensor ever exists.
@@ -6,6 +6,7 @@ of the vocabulary at a time, with a float32 log-sum-exp, so no [nodes, vocabular
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, signature
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ from evalkit.scoring.attention import (
     pad,
     to_device,
 )
+from evalkit.scoring.passes import Pass, Rows
 from evalkit.scoring.tree import TRUNK, Ints, Tree
 
 KERNELS = ("tiles", "flex", "dense")
@@ -86,11 +88,11 @@ class Scores:
 class OutputHead:
     """Log-probabilities from final hidden states, and on request (`greedy`) whether tokens are the argmax."""
 
-    def __init__(self, model: Any, greedy: bool) -> None:
-        self.module = model.get_output_embeddings()
-        self._config = model.config.get_text_config()
+    def __init__(self, module: Any, config: Any, greedy: bool) -> None:
+        self.module = module
+        self._config = config
         self._greedy = greedy
-        self._device = self.module.weight.device
+        self._device = module.weight.device
 
     def logits(self, states: torch.Tensor, columns: slice | None = None) -> torch.Tensor:
         """Return logits, [nodes, columns], of states, [nodes, d_model], with some models' scaling and soft cap."""
@@ -212,6 +214,29 @@ def _joined(trunk: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
     return torch.cat((trunk.transpose(1, 2).contiguous(), states.transpose(1, 2)), dim=1).transpose(1, 2)
 
 
+class _States(NamedTuple):
+    """A model's own cache, and the name of its argument."""
+
+    name: str
+    cache: Any
+
+    @classmethod
+    def of(cls, output: Any) -> _States:
+        for name in ("past_key_values", "cache_params"):
+            if (cache := getattr(output, name, None)) is not None:
+                return cls(name, cache)
+        raise ValueError("its forward returns no cache")
+
+    def copied(self, rows: NDArray[np.int64]) -> _States:
+        copied = _States(self.name, copy.deepcopy(self.cache))
+        copied.select(rows)
+        return copied
+
+    def select(self, rows: NDArray[np.int64]) -> None:
+        """Replace the rows of the cache by some of them, each as often as it is given."""
+        self.cache.reorder_cache(torch.from_numpy(rows))
+
+
 class Forward:
     """Forward pass of a causal language model over trees, and over single sequences by its own attention.
 
@@ -223,10 +248,11 @@ class Forward:
         self, model: Any, kernel: str = "dense", greedy: bool = False, dtype: torch.dtype | None = None
     ) -> None:
         self.kernel = kernel
-        self.head = OutputHead(model, greedy)
+        self._config = model.config.get_text_config()
+        self.head = OutputHead(model.get_output_embeddings(), self._config, greedy)
         self._model = model
         self._base = base_of(model)
-        self._config = model.config.get_text_config()
+        self._has_own_head = False
         weight = self.head.module.weight
         self._device, self._dtype = weight.device, dtype or weight.dtype
         # In the checks in float32 every call of a module has new weights, for which it would be compiled again
@@ -237,6 +263,13 @@ class Forward:
         takes = "use_cache" in parameters or any(item.kind is Parameter.VAR_KEYWORD for item in parameters.values())
         self._options = {"use_cache": False} if takes else {}
         self._trunk: Trunk | None = None
+        self._beginning: tuple[Ints, torch.Tensor, _States] | None = None
+
+    def use_own_head(self, vocabulary: int, greedy: bool) -> None:
+        """Score rows by the logits of the model's own forward pass, instead of evalkit's output head."""
+        self._has_own_head = True
+        weight = self.head.module.weight
+        self.head = OutputHead(WholeLogits(vocabulary, weight, weight.dtype), self._config, greedy)
 
     @torch.inference_mode()
     def trunk(self, tokens: Ints) -> Trunk:
@@ -262,9 +295,64 @@ class Forward:
         return self.head.scores(torch.cat((hidden, trunk.last_hidden)), nodes, tree.pair_targets.astype(np.int64))
 
     @torch.inference_mode()
-    def score_unshared(self, tokens: Ints) -> Scores:
-        """Score one sequence, [length], without a tree but with evalkit's output head."""
-        return self.score_states(self.hidden_alone(tokens[:-1]), tokens)
+    def score_pass(self, rows: Rows, part: Pass) -> tuple[NDArray[np.int64], Scores]:
+        """Score the pairs of a tree whose nodes a pass computes; return their numbers and scores."""
+        nodes, places = rows.places(part)
+        place_of = np.full(len(rows.tree.tokens), -1)
+        place_of[nodes] = places
+        pairs = np.flatnonzero(place_of[rows.tree.pair_nodes] >= 0)
+        states = self.pass_states(rows, part)
+        targets = rows.tree.pair_targets[pairs].astype(np.int64)
+        return pairs, self.head.scores(states, place_of[rows.tree.pair_nodes[pairs]], targets)
+
+    @torch.inference_mode()
+    def pass_states(self, rows: Rows, part: Pass) -> torch.Tensor:
+        """Return the final states of a pass, [tokens, d_model], in the order of `Rows.places`."""
+        beginnings, tokens, family = rows.inputs(part)
+        parts = []
+        cache: _States | None = None
+        if part.start and rows.trunk:
+            states, stored = self._stored_beginning(rows.tokens(0)[: rows.trunk])
+            parts.append(states)
+            cache = stored.copied(np.zeros(len(beginnings), np.int64))
+        if beginnings.shape[1]:
+            states, cache = self._run(beginnings, cache, keeps=True)
+            parts.append(states)
+        if cache is not None:
+            cache.select(family)
+        states, _ = self._run(tokens, cache)
+        parts.append(states)
+        return torch.cat(parts) if len(parts) > 1 else states
+
+    @torch.inference_mode()
+    def rows_alone(self, tokens: Ints) -> torch.Tensor:
+        """Return the final states of one row by itself, [length, d_model], or its logits by the model's own head."""
+        return self._run(tokens[None], None)[0]
+
+    def _stored_beginning(self, tokens: Ints) -> tuple[torch.Tensor, _States]:
+        """Return the states of tokens that many passes begin with, and the model's cache after them."""
+        known = self._beginning
+        if known is None or not np.array_equal(known[0], tokens):
+            states, cache = self._run(tokens[None], None, keeps=True)
+            assert cache is not None
+            self._beginning = known = (tokens, states, cache)
+        return known[1:]
+
+    def _run(self, tokens: Ints, cache: _States | None, keeps: bool = False) -> tuple[torch.Tensor, _States | None]:
+        """Run rows, [rows, length], behind a cache; return their states, [rows × length, d_model], and the cache."""
+        forget_lengths(self._dynamic)
+        inputs: dict[str, Any] = {"input_ids": to_device(tokens.astype(np.int64), self._device)}
+        if keeps or cache is not None:
+            inputs["use_cache"] = True
+        elif self._has_own_head:
+            inputs |= self._options
+        else:
+            inputs["use_cache"] = False
+        if cache is not None:
+            inputs[cache.name] = cache.cache
+        output = (self._model if self._has_own_head else self._base)(**inputs)
+        states = output.logits if self._has_own_head else output.last_hidden_state
+        return states.flatten(0, 1).to(self._device), _States.of(output) if keeps else None
 
     @torch.inference_mode()
     def score_alone(self, tokens: Ints) -> Scores:

@@ -192,11 +192,19 @@ class TreeBatch:
     @cached_property
     def tree(self) -> Tree:
         """Return the tree of all sequences after the trunk; its paths are in the order of items and their sequences."""
-        sequences = [sequence for item in self.sets for sequence in item.sequences]
-        return build_tree(sequences, [mask for item in self.sets for mask in item.is_scored], len(self.trunk))
+        return self._tree(len(self.trunk))
+
+    @cached_property
+    def whole_tree(self) -> Tree:
+        """Return the tree of all sequences with the trunk; its paths are in the order of items and their sequences."""
+        return self._tree(0)
 
     def part(self, members: slice) -> TreeBatch:
         return TreeBatch(self.trunk, self.items[members], Sequences.of(self.sets[members]))
+
+    def _tree(self, trunk: int) -> Tree:
+        sequences = [sequence for item in self.sets for sequence in item.sequences]
+        return build_tree(sequences, [mask for item in self.sets for mask in item.is_scored], trunk)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: vars(self)[name] for name in self.__dataclass_fields__}

@@ -114,7 +114,7 @@ def numbers(model: Any) -> tuple[list[np.ndarray], list[list[int]], str]:
     scored = {item: members for batch in batches for item, members in engine.score(batch)}
     generator = Generator(model, chunk=8)
     texts = generator.generate(prompts([*tokens(7, 23, 12), *tokens(21, 25, beginning=16)], most=4))
-    how = f"{engine.kernel} {engine.shares} {engine.why_not} {generator.without_cache}"
+    how = f"{engine.kernel} {engine.way} {engine.why} {generator.without_cache}"
     return [row.logprobs for index in sorted(scored) for row in scored[index]], [text.tokens for text in texts], how
 
 

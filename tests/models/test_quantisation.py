@@ -122,7 +122,7 @@ def test_prefixes_are_shared_and_scores_are_those_of_a_sequence_alone(checkpoint
     sequences = with_choices((20, 33, 47), vocabulary=400)
     engine = Engine(loaded.model, 1024, said.append)
     engine.check(sequences)
-    assert (engine.shares, engine.why_not, said) == (True, "", [])
+    assert (engine.way, engine.why, said) == ("tree", "", [])
     assert from_alone(engine, loaded.model, sequences) < 0.1 * from_alone(engine, exact.model, sequences)
 
 
@@ -137,7 +137,7 @@ def test_rounding_that_is_coarser_in_a_batch_is_not_shared(checkpoint: Path, mon
     loaded, said = load_folder(checkpoint, quantise="a8"), list[str]()
     engine = Engine(loaded.model, 256, said.append)
     engine.check(with_choices((20, 33), vocabulary=400))
-    assert not engine.shares
+    assert engine.way != "tree"
     assert "rounding explains" in said[0]
 
 

@@ -74,7 +74,7 @@ CONTINUATION = 3
 """Code of the segment whose tokens may be the argmax."""
 CAPACITY = Capacity(tokens=40, most_rows=3, chunk=4, token_bytes=0)
 SPEED = Speed(2.0, 1.0, 3.0, 1.0, 1.0)
-FACTS = Facts(window=100, token_budget=40, shares=True, capacity=CAPACITY)
+FACTS = Facts(window=100, token_budget=40, way="tree", capacity=CAPACITY)
 HERE = BatchDevice("cpu", "x86_64", "tiles", "here")
 
 
@@ -175,7 +175,7 @@ def content_of(batch: Batch) -> Any:
         sequences = content.tree.sequences
         heads = [(head.document, head.heads, head.texts, head.lengths) for head in content.documents]
         arrays = [content.tree.trunk, sequences.tokens, sequences.is_scored, sequences.starts, sequences.first]
-        return repr(heads), [array.tolist() for array in arrays], content.is_alone
+        return repr(heads), [array.tolist() for array in arrays], content.way
     return [(asked.document, asked.part, asked.prompt.tokens.tolist()) for asked in content]
 
 
@@ -376,7 +376,7 @@ def test_the_work_and_the_documents_of_all_batches_are_those_of_the_run() -> Non
     assert (documents["windows"], documents["choices"]) == (2, 3)
     assert [batch.row for batch in batches if batch.task == "g"] == [GeneratedRow] * 3
     assert len([batch for batch in batches if batch.task == "windows"]) == 6  # each is more than half of the budget
-    assert all(batch.content.is_alone for batch in batches if batch.task == "windows")
+    assert all(batch.content.way == "alone" for batch in batches if batch.task == "windows")
 
 
 def test_the_work_of_texts_alone_is_in_measured_seconds() -> None:
@@ -630,7 +630,7 @@ def test_rows_are_computed_from_a_pickled_batch(checkpoint: Path) -> None:
     computer = RequestComputer(loaded, Budget(40, 30), pytest.fail, remembers=False)
     candidates = pickle.loads(pickle.dumps([task.candidates() for task in made]))
     facts = computer.prepare(candidates)
-    assert (facts.token_budget, facts.shares, facts.capacity.tokens) == (40, True, 30)  # type: ignore[union-attr]
+    assert (facts.token_budget, facts.way, facts.capacity.tokens) == (40, "tree", 30)  # type: ignore[union-attr]
     assert facts.speed is not None and pickle.loads(pickle.dumps(facts)) == facts
     assert (computer.about["token_budget"], computer.about["kept_tokens"]) == (40, 30)
     batches = batches_of(made, facts=facts)

@@ -15,6 +15,7 @@ from evalkit.errors import CheckpointError, ScoringError
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.pack import Sequences, SequenceSet, batches_of
+from evalkit.scoring.passes import Pass, Rows
 from evalkit.scoring.probe import in_float32
 from evalkit.scoring.sharing import SharingCheck
 from evalkit.scoring.tree import Tree
@@ -69,7 +70,7 @@ def test_a_model_that_forgets_its_inputs(change: Any, kernels: tuple[str, ...]) 
 
     model.model.forward = forgetful
     engine, [line] = checked(model, 512, kernels=kernels)
-    assert not engine.shares and line.startswith("warning: this model does not support") and "\n" not in line
+    assert engine.way in ("rows", "state") and "cannot be shared in a tree" in line and "\n" not in line
     assert from_alone(engine, model, ITEMS) <= RELATIVE
 
 
@@ -93,9 +94,9 @@ def test_a_window_over_the_row(monkeypatch: pytest.MonkeyPatch, kernel: str, wit
     monkeypatch.setattr("evalkit.scoring.engine.DENSE_TOKENS", BUDGET)
     by_rows(monkeypatch, BUDGET - 1, with_trunk)
     engine, [line] = checked(model_of("llama"), kernels=(kernel,))
-    assert not engine.shares and engine.why_not in line
-    assert "states differ by" in engine.why_not
-    assert engine.why_not.endswith("with a cached prefix") == with_trunk
+    assert engine.way != "tree" and engine.why in line
+    assert "states differ by" in engine.why
+    assert ("with a cached prefix" in engine.why) == with_trunk
 
 
 def test_one_masked_token() -> None:
@@ -104,7 +105,7 @@ def test_one_masked_token() -> None:
     for layer in model.model.layers:
         layer.self_attn.v_proj.weight.zero_()
     engine, _ = checked(model)
-    assert not engine.shares and "inconclusive" in engine.why_not
+    assert engine.way != "tree" and "inconclusive" in engine.why
 
 
 def test_experts_that_rounding_decides_between_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +119,7 @@ def test_experts_that_rounding_decides_between_are_no_error(monkeypatch: pytest.
             return states
 
         monkeypatch.setattr(Forward, "hidden_shared", flipped)
-        assert checked(model_of("llama"))[0].shares == shares
+        assert (checked(model_of("llama"))[0].way == "tree") == shares
 
 
 # Right ways of sharing
@@ -140,7 +141,7 @@ def test_architectures_that_share(kind: str, dtype: torch.dtype) -> None:
     settings, kernel = SHARING[kind]
     model = model_of(kind, dtype, **settings)
     engine, _ = checked(model)
-    assert (engine.shares, engine.kernel, engine.why_not) == (True, kernel, "")
+    assert (engine.way, engine.kernel, engine.why) == ("tree", kernel, "")
     if dtype == torch.float32:
         assert from_alone(engine, model, ITEMS) <= RELATIVE
 
@@ -148,8 +149,13 @@ def test_architectures_that_share(kind: str, dtype: torch.dtype) -> None:
 def test_longer_batches_than_were_checked_are_compared_when_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """A document larger than the budget is a batch by itself: with a window of rows, larger than it too."""
     alone: list[int] = []
-    real = Forward.score_unshared
-    monkeypatch.setattr(Forward, "score_unshared", lambda own, tokens: alone.append(len(tokens)) or real(own, tokens))
+    real = Forward.score_pass
+
+    def counted(own: Forward, rows: Rows, part: Pass) -> Any:
+        alone.append(len(part.rows))
+        return real(own, rows, part)
+
+    monkeypatch.setattr(Forward, "score_pass", counted)
     model = model_of("llama")
     engine, said = checked(model, budget=200, kernels=("tiles",))
     first = engine.describe()["checked"]
@@ -157,7 +163,7 @@ def test_longer_batches_than_were_checked_are_compared_when_they_come(monkeypatc
     assert not alone and not said and engine.describe()["checked"] == first
     by_rows(monkeypatch, 400)
     engine, said = checked(model, budget=200, kernels=("tiles",))
-    assert engine.shares and not said
+    assert engine.way == "tree" and not said
     assert from_alone(engine, model, ITEMS) <= RELATIVE
     assert len(said) == 1 and "warning: from " in said[0] and alone
 
@@ -168,11 +174,11 @@ def test_documents_that_fill_the_window_share() -> None:
     full = with_choices([90], [9, 9, 9])
     engine, said = checked(model, start=full)
     assert from_alone(engine, model, full) <= RELATIVE
-    assert engine.shares and not said
+    assert engine.way == "tree" and not said
 
 
 def test_a_window_that_is_too_short_for_the_check() -> None:
-    assert "too short" in checked(model_of("mistral", sliding_window=7))[0].why_not
+    assert "too short" in checked(model_of("mistral", sliding_window=7))[0].why
 
 
 def test_a_kernel_that_fails_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +188,7 @@ def test_a_kernel_that_fails_is_replaced(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("evalkit.scoring.attention.TileLayout.attend", fail)
     model = model_of("llama")
     engine, [line] = checked(model, 4096)
-    assert (engine.shares, engine.kernel, engine.budget) == (True, "dense", 512)
+    assert (engine.way, engine.kernel, engine.budget) == ("tree", "dense", 512)
     assert "NotImplementedError: no kernel" in line
     assert from_alone(engine, model, ITEMS) <= RELATIVE
 
@@ -195,7 +201,7 @@ def test_an_unknown_output_head() -> None:
     model = model_of("llama")
     model.register_forward_hook(lambda _, __, output: setattr(output, "logits", 1.05 * output.logits))
     engine, said = checked(model)
-    assert not engine.shares and "output head" in said[0]
+    assert engine.way in ("rows", "state") and "output head" in said[0]
     assert from_alone(engine, model, ITEMS) <= RELATIVE
 
 
@@ -203,7 +209,7 @@ def test_base_models_that_cannot_be_run_by_themselves() -> None:
     """Mamba rounds its states to the dtype of its head's weights before the head."""
     model = model_of("mamba", state_size=8)
     engine, _ = checked(model)
-    assert not engine.shares
+    assert engine.way == "rows"
     assert from_alone(engine, model, START) <= RELATIVE
 
 
@@ -213,7 +219,7 @@ def test_small_logits_do_not_hide_their_cap() -> None:
     model = model_of("recurrent_gemma", num_hidden_layers=4, **blocks)
     assert SharingCheck(model)._head_gap(Forward(model), ITEMS[2].sequences[0]) < 5e-3
     engine, _ = checked(model)
-    assert not engine.shares and "output head" in engine.why_not
+    assert engine.way in ("rows", "state") and "output head" in engine.why
 
 
 # Causality
@@ -314,7 +320,7 @@ def test_memory_that_does_not_hold_a_check(monkeypatch: pytest.MonkeyPatch) -> N
     with monkeypatch.context() as patched:
         Scarce(patched, 700, "hidden_shared")
         engine, [line] = checked(model_of("llama"))
-        assert engine.shares and engine.budget == 550 and "1375 tokens" in line
+        assert engine.way == "tree" and engine.budget == 550 and "1375 tokens" in line
     for error in (torch.OutOfMemoryError(), RuntimeError("not enough memory: you tried to allocate")):
         with monkeypatch.context() as patched:
 
@@ -322,7 +328,7 @@ def test_memory_that_does_not_hold_a_check(monkeypatch: pytest.MonkeyPatch) -> N
                 raise error
 
             patched.setattr(SharingCheck, "_head_gap", failing)
-            assert "out of memory" in checked(model_of("llama"))[0].why_not
+            assert "out of memory" in checked(model_of("llama"))[0].why
             patched.setattr(Forward, "hidden_alone", failing)
             patched.setattr(Forward, "logits_alone", failing)
             with pytest.raises(ScoringError, match="out of memory"):
@@ -390,13 +396,13 @@ def test_a_verdict_is_kept_for_an_architecture(comparisons: Callable[[], int], t
         assert comparisons(), other
     local = {"attention_types": [[["global", "local"], 1]], "window_size": 64, "num_layers": 2, "num_heads": 4}
     for _ in range(2):  # a failure may depend on the weights, so it is not cached
-        assert not again("gpt_neo", **local).shares and comparisons()
+        assert again("gpt_neo", **local).way != "tree" and comparisons()
     stored = sorted((tmp_path / "cache" / "sharing").iterdir())
     contents = [file.read_bytes() for file in stored]
     for changed in ([b"[3]"] * len(stored), [*contents[1:], contents[0]]):  # damaged, and of another architecture
         for file, content in zip(stored, changed, strict=True):
             file.write_bytes(content)
-        assert again().shares and comparisons()
+        assert again().way == "tree" and comparisons()
 
 
 def test_few_checks_cover_many_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,7 +440,7 @@ def test_checks_of_weights_are_kept_for_their_files_and_failed_ones_never(
     def runs(model: Any, files: str | None, remembers: bool = True) -> int:
         ran.clear()
         engine, _ = checked(model, 300, remembers=remembers, files=files)
-        assert engine.shares and engine.describe()["stored"] == (not ran)
+        assert engine.way == "tree" and engine.describe()["stored"] == (not ran)
         return len(ran)
 
     model = model_of("llama")
@@ -451,4 +457,4 @@ def test_checks_of_weights_are_kept_for_their_files_and_failed_ones_never(
             with pytest.raises(CheckpointError, match=why):
                 checked(wrong, remembers=True, files=why)
         engine, _ = checked(scaled, remembers=True, files="scaled")
-        assert "output head" in engine.why_not and not engine.describe()["stored"]
+        assert "output head" in engine.why and not engine.describe()["stored"]

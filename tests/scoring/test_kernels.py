@@ -173,7 +173,7 @@ def test_the_head_by_columns_is_the_whole_head(
     logits = module(hidden)
     targets[:20], nodes[:20] = logits.argmax(-1).numpy(), np.arange(20)
     allowed = np.isfinite(logits[nodes, targets].numpy())
-    scores = OutputHead(model, greedy=True).scores(hidden, nodes, targets)
+    scores = OutputHead(model.get_output_embeddings(), model.config, greedy=True).scores(hidden, nodes, targets)
     expected = logits.log_softmax(-1)[nodes, targets].numpy()
     # float32 sums over 512 tokens; a masked target's own score is as huge as its logit
     assert np.allclose(scores.logprobs[allowed], expected[allowed], rtol=1e-6, atol=1e-5)

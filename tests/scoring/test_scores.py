@@ -19,7 +19,7 @@ from evalkit.models.loading.locate import locate
 from evalkit.models.loading.spec import extension_of
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
-from evalkit.scoring.pack import Sequences, TreeBatch, batches_of
+from evalkit.scoring.pack import Sequences, SequenceSet, TreeBatch, batches_of
 from tests.devices import DEVICES, KERNELS, cuda_memory_of, most_cuda_memory
 from tests.marks import fast
 from tests.models.loading import load_folder
@@ -61,7 +61,7 @@ def test_every_segment_as_by_itself(tiny: Tiny, family: Family, attention: str, 
     encoded = encode(loaded, TEMPLATES[template], unconditional=True)
     engine = Engine(loaded.model, BUDGET, pytest.fail, kernels=(kernel,))
     engine.check(sequences_of(encoded[:2]))
-    assert engine.shares
+    assert engine.way == "tree"
     assert largest_difference(loaded.model, encoded, score(engine, encoded), TEMPLATES[template]) <= RELATIVE
 
 
@@ -76,7 +76,7 @@ def test_scores_do_not_depend_on_budget_order_company_or_sharing() -> None:
     alone = (sums_of(Engine(model, BUDGET, pytest.fail), Sequences.of([item])) for item in items)
     cases.append({label: sums for case in alone for label, sums in case.items()})
     lone = Engine(model, BUDGET, pytest.fail)
-    lone.shares = False
+    lone.way = "alone"
     cases.append(sums_of(lone, sequences))
     for case in cases:
         assert case.keys() == expected.keys()
@@ -92,7 +92,7 @@ def test_the_papers_attentions(family: str, variant: str, kernel: str) -> None:
     sequences = with_choices(range(6, 30, 2), (2, 5, 1, 8), 40, VOCABULARY)
     engine = Engine(model, 200, pytest.fail, kernels=(kernel,))
     engine.check(sequences)
-    assert (engine.shares, engine.kernel, engine.dropped) == (True, kernel, [])
+    assert (engine.way, engine.kernel, engine.dropped) == ("tree", kernel, [])
     batches = batches_of(sequences, engine.budget)
     assert any(len(batch.trunk) for batch in batches) and len(batches) > 1
     assert from_alone(engine, model, sequences) <= RELATIVE
@@ -111,8 +111,8 @@ def test_half_precision_is_as_near_to_float32_as_without_sharing(device: str) ->
     reference, shared, lone = (Engine(model, 600, pytest.fail) for model in (exact, half, half))
     for engine in (reference, shared):
         engine.check(sequences)
-        assert (engine.shares, engine.kernel) == (True, KERNELS[device])
-    lone.shares = False
+        assert (engine.way, engine.kernel) == ("tree", KERNELS[device])
+    lone.way = "alone"
     assert from_alone(reference, exact, sequences) <= RELATIVE
     tokens = np.tile([2, 5, 9], len(sequences))
     expected, by_sharing, alone = (
@@ -129,7 +129,7 @@ def test_a_head_that_is_split_by_columns_shares(dtype: torch.dtype, monkeypatch:
     monkeypatch.setattr("evalkit.scoring.forward._MIN_COLUMNS", 16)
     engine = Engine(model_of("llama", dtype), 600, pytest.fail)
     engine.check(with_choices(range(5, 60, 3), (2, 5, 9)))
-    assert engine.shares and not engine.why_not
+    assert (engine.way, engine.why) == ("tree", "")
 
 
 # Windows, and lengths on which rotary embeddings depend
@@ -148,7 +148,7 @@ def test_sequences_share_only_within_a_window(kind: str, length: int) -> None:
     sequences = with_choices((2, 5, 30, 20, 9), (1, 3, 5), prefix=8)
     engine = Engine(model, BUDGET, lambda _: None)
     engine.check(sequences)
-    assert engine.shares
+    assert engine.way == "tree"
     assert from_alone(engine, model, sequences) <= RELATIVE
 
 
@@ -162,7 +162,7 @@ def test_stretched_contexts_share_what_they_may(tmp_path: Path, method: str) -> 
     sequences = with_choices((40, 3, 2, 20), (1, 3, 5), prefix=8)
     engine = Engine(loaded.model, BUDGET, lambda _: None)
     engine.check(sequences)
-    assert engine.shares
+    assert engine.way == "tree"
     assert from_alone(engine, loaded.model, sequences) <= RELATIVE
 
 
@@ -176,10 +176,16 @@ def test_a_longer_sequence_before_changes_no_score() -> None:
     dice = np.random.default_rng(0)
     long, short = (dice.integers(1, 256, size).astype(np.int32) for size in (60, 20))
     expected = Forward(fresh()).score_alone(short).logprobs
-    for scored in (Forward.score_alone, Forward.score_unshared):
-        forward = Forward(fresh())
-        scored(forward, long)
-        np.testing.assert_allclose(scored(forward, short).logprobs, expected, rtol=1e-5)
+    forward = Forward(fresh())
+    forward.score_alone(long)
+    np.testing.assert_allclose(forward.score_alone(short).logprobs, expected, rtol=1e-5)
+    engine = Engine(fresh(), BUDGET, pytest.fail)
+    engine.way = "alone"
+    for tokens in (long, short):
+        mask = np.arange(len(tokens)) > 0
+        [batch] = batches_of(Sequences.of([SequenceSet("a document", "", [tokens], [mask])]), BUDGET)
+        [(_, [scores])] = engine.score(batch)
+    np.testing.assert_allclose(scores.logprobs[1:], expected[1:], rtol=1e-5)
 
 
 # Memory, and numbers that are not finite
@@ -225,7 +231,7 @@ def test_a_batch_that_memory_does_not_hold_is_halved_and_scored_alike(
         assert from_alone(engine, loaded.model, pair, 10**6) <= RELATIVE
 
 
-@pytest.mark.parametrize("method", ["score", "score_unshared", "trunk"])
+@pytest.mark.parametrize("method", ["score", "score_pass", "trunk"])
 def test_memory_that_lacks_for_one_document_names_it(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
@@ -233,7 +239,7 @@ def test_memory_that_lacks_for_one_document_names_it(tiny: Tiny, monkeypatch: py
     loaded = tiny()
     engine = Engine(loaded.model, 1, print)
     engine.check(sequences_of(encode(loaded)[:2]))
-    engine.shares = method != "score_unshared"
+    engine.way = "rows" if method == "score_pass" else "tree"
     monkeypatch.setattr(Forward, method, fail)
     with pytest.raises(ScoringError, match=r"subject_\d document \d: out of memory on \d+ tokens") as caught:
         score(engine, encode(loaded))

@@ -76,7 +76,7 @@ def test_a_plain_module_has_the_numbers_of_the_model_inside(
     options = {"tasks": given["tasks"], "data_dir": documents, "allow_unofficial_data": True}
     expected = evalkit.evaluate(folder, output=tmp_path / "model", progress=Progress(live=False), **options)
     [run] = evalkit.list_runs(tmp_path / "plain")
-    assert run.manifest["model"] == "x step 5" and not run.manifest["sharing"]["shares"]
+    assert run.manifest["model"] == "x step 5" and run.manifest["sharing"]["way"] == "rows"
     assert run.manifest["loaded"]["architecture"] == "Plain" and run.manifest["loaded"]["window"] == 1024
     same_rows(run, expected)
     for task in run.results().tasks:
@@ -307,7 +307,7 @@ def test_a_model_that_is_compiled_before_it_is_sharded(folder: Path, documents: 
         AutoModelForCausalLM.from_pretrained(folder), 1
     )
     [run] = evalkit.list_runs(tmp_path / "runs")
-    assert run.manifest["loaded"]["architecture"] == "LlamaForCausalLM" and run.manifest["sharing"]["shares"]
+    assert run.manifest["loaded"]["architecture"] == "LlamaForCausalLM" and run.manifest["sharing"]["way"] == "tree"
     policies = [MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=kind)
                 for kind in (torch.float32, torch.bfloat16)]  # fmt: skip
     kinds = [about(fully_shard(built("nano"), mp_policy=policy), folder) for policy in policies]

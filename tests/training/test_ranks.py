@@ -83,7 +83,7 @@ def test_rows_are_those_of_one_process(processes: int, folder: Path, documents: 
             assert_same_scores(run, alone)
             # Whole weights have one identity, those that are sharded that of their shards
             assert (run.manifest["id"] == alone.manifest["id"]) == (kind == "ddp")
-            assert run.manifest["sharing"]["shares"] == (model != "nano")
+            assert (run.manifest["sharing"]["way"] == "tree") == (model != "nano")
 
 
 @pytest.mark.parametrize("kind", KINDS)
