@@ -60,7 +60,7 @@ def keeps_state(model: Any) -> bool:
 
     transformers' `generate` reads the same attribute; there is no public one.
     """
-    return bool(model._is_stateful)
+    return bool(getattr(model, "_is_stateful", False))
 
 
 def generation_config_of(model: Any, settings: dict[str, Any]) -> Any:

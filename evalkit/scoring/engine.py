@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from evalkit.compatibility.transformers import keeps_state
 from evalkit.errors import CheckpointError, ScoringError
 from evalkit.models.loading.tokenizer import refuse_tokens_without_rows
 from evalkit.models.memory import keep_freed_blocks, refuse_to_split
@@ -46,6 +47,9 @@ _DESCRIBED = {
 }
 _WORTH = 0.9
 """Share of the tokens of whole rows that are computed behind states, up to which these are timed."""
+_TIMED = 4
+_PARTS = (8, 32)
+"""Ways are timed on the budget's tokens divided by the first, in passes of the budget and of these parts of it."""
 _LEAST_ROW = 256
 _LEAST_LONGEST = 64
 """Minimum tokens of their longest sequence, where the context window allows it."""
@@ -199,8 +203,9 @@ class Engine:
         longest = _longest_input(sequences)
         if failure := self._checks.rows(longest, with_states=False):
             return ALONE, failure
-        batch = _batch_like(sequences, max(1, self.budget // 2), self._input_vocabulary)
-        rates = {size: self._seconds(batch, ROWS, size) for size in (self.budget, max(1, self.budget // 8))}
+        batch = _batch_like(sequences, max(1, self.budget // _TIMED), self._input_vocabulary)
+        sizes = [self.budget, *(max(1, self.budget // part) for part in _PARTS)]
+        rates = {size: self._seconds(batch, ROWS, size) for size in sizes}
         self.pass_tokens = min(rates, key=rates.__getitem__)
         if failure := self._checks.rows(longest, with_states=True):
             return ROWS, f"states cannot be stored: {failure}"
@@ -275,6 +280,8 @@ class Engine:
         """Return why no kernel can compute trees on this model, or "" and keep the first kernel that can."""
         if self._checks.head_failure:
             return self._checks.head_failure
+        if keeps_state(self._model):
+            return "it has a recurrent state"
         requested = self._requested
         for kernel in self._kernels:
             self._forward.kernel = kernel
