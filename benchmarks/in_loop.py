@@ -123,6 +123,7 @@ def evaluated(module: CountedGPT, tokenizer: Any, output: Path, arguments: argpa
         template=arguments.template,
         limit=arguments.documents,
         data_dir=arguments.data_dir,
+        allow_unofficial_data=arguments.data_dir is not None,
         output=output,
         name="benchmark",
         on_error="raise",
