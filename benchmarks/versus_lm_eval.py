@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from kinds_of_models import KINDS, SIZES
 from suite_documents import choice_requests, encoded, score, sequences_of
 
 from evalkit import __version__
@@ -110,9 +111,10 @@ def parse() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--kinds", nargs="+", default=(), help="kinds of models; --model gives the tokenizer only")
-    parser.add_argument("--size", default="small", help="of the kinds: tiny, small or large")
+    parser.add_argument("--kinds", nargs="+", default=(), choices=KINDS, help="--model gives their tokenizer only")
+    parser.add_argument("--size", default="small", choices=SIZES, help="of the kinds")
     parser.add_argument("--repeats", type=int, default=3, help="passes of the kinds, of which medians are taken")
+    parser.add_argument("--cpu-seconds", action="store_true", help="of the kinds: one thread, its seconds")
     parser.add_argument("--limit", type=int, default=100, help="documents of each task")
     parser.add_argument("--tasks", nargs="*", default=(), help="tasks of zeroshot8; default: all")
     parser.add_argument("--num-fewshot", type=int, default=0)

@@ -5,7 +5,9 @@ kind, dtype and protocol, and kinds.json. Both score the same token sequences wi
 
 evalkit checks each model anew, then scores all tasks once, which may check further lengths. After this pass both score
 the tasks in turn, several times; ratios are medians. Tokens are those of all sequences, without sharing, for both.
-Memory is the most in use beyond the loaded model: of evalkit in the checks and the first pass, of lm-eval in any pass.
+Memory is the most in use beyond that before the checks or a pass. Seconds are of the clock; `--cpu-seconds` counts
+those of the processor with one thread, which other processes on the machine change little; what evalkit prepares beside
+its passes counts then, too.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import gc
 import json
 import tempfile
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +25,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+import versus_lm_eval
 from kinds_of_models import ModelOfKind, model_of
 from suite_documents import score, sequences_of
 from versus_lm_eval import (
@@ -66,7 +71,7 @@ class KindResult:
     kind: str
     dtype: str
     protocol: str
-    parameters: int
+    parameters: int = 0
     way: str = ""
     """How evalkit scores it."""
     said: list[str] = field(default_factory=list)
@@ -76,7 +81,7 @@ class KindResult:
     batch_size: int = 0
     """Of lm-eval."""
     memory: int = 0
-    """Most bytes in use by evalkit's checks and first pass, beyond those before them."""
+    """Most bytes in use by evalkit's checks or a pass, beyond those before."""
     their_memory: int = 0
     tasks: list[TaskTimes] = field(default_factory=list)
     failure: str = ""
@@ -84,28 +89,33 @@ class KindResult:
 
 def compare_kinds(arguments: argparse.Namespace) -> None:
     """Compare by models of several kinds; one that fails is reported, and the next begins."""
+    if arguments.cpu_seconds:
+        torch.set_num_threads(1)
+        versus_lm_eval.CLOCK = time.process_time
     tokenizer = load(locate(arguments.model, say=note), device="cpu", say=note).tokenizer
-    about = {"limit": arguments.limit, "size": arguments.size, "repeats": arguments.repeats, **machine(arguments)}
+    about = {"limit": arguments.limit, "size": arguments.size, "repeats": arguments.repeats}
+    about |= machine(arguments) | {"clock": "the processor" if arguments.cpu_seconds else "the clock"}
     results: list[KindResult] = []
     for dtype in arguments.dtypes or ("float32",):
         for kind in arguments.kinds:
             with tempfile.TemporaryDirectory() as folder:
                 place = Path(folder) / f"{kind}-{arguments.size}"
-                model = model_of(kind, arguments.size, tokenizer, place, dtype, arguments.device)
+                model: ModelOfKind | None = None
                 for protocol in arguments.protocols:
-                    result = KindResult(kind, dtype, protocol, model.ours.parameters)
+                    result = KindResult(kind, dtype, protocol)
                     results.append(result)
                     try:
+                        model = model or model_of(kind, arguments.size, tokenizer, place, dtype, arguments.device)
                         measure_kind(result, model, arguments)
-                    except Exception as error:
+                    except Exception as error:  # of any part of evalkit or lm-eval
                         traceback.print_exc()
                         result.failure = f"{type(error).__name__}: {error}"
                     write_kinds(arguments.out, results, about)
-                del model
 
 
 def measure_kind(result: KindResult, model: ModelOfKind, arguments: argparse.Namespace) -> None:
     """Fill in a result."""
+    result.parameters = model.ours.parameters
 
     def say(line: str) -> None:
         note(line)
@@ -123,18 +133,22 @@ def measure_kind(result: KindResult, model: ModelOfKind, arguments: argparse.Nam
             tokens = sum(len(sequence.tokens) for member in members for sequence in member.scores)
             result.tasks.append(TaskTimes(task, len(members), tokens, first))
             scored[task] = [likelihood(row, result.protocol) for of_document in rows for row in of_document]
-    result.memory, result.way = growth[0], way_of(engine)
+    result.memory = growth[0]
+    result.way = way_of(engine)
     peer = best_peer(model.theirs, next(iter(documents.values())), result.protocol, arguments.batch_sizes)
     result.batch_size = peer.batch_size
     for _ in range(arguments.repeats):
         for times in result.tasks:
             members = documents[times.task]
-            times.ours.append(timed(lambda members=members: score(engine, members))[0])
+            with watching_growth(device) as growth:
+                seconds, _ = timed(lambda members=members: score(engine, members))
+            times.ours.append(seconds)
+            result.memory = max(result.memory, growth[0])
             with watching_growth(device) as growth:
                 seconds, theirs = timed(lambda members=members: peer(members))
             times.theirs.append(seconds)
-            times.difference = largest_difference(scored[times.task], theirs)
             result.their_memory = max(result.their_memory, growth[0])
+            times.difference = largest_difference(scored[times.task], theirs)
     ratios = [ratio_of([times]) for times in result.tasks]
     note(f"{result.kind} {result.dtype} {result.protocol}, {result.way}: {', '.join(f'{r:.2f}x' for r in ratios)}")
 
@@ -179,7 +193,7 @@ def kinds_table(results: list[KindResult], about: dict[str, Any]) -> str:
             "lm-eval batch", "MiB", "lm-eval MiB", "checks s", "first pass s", "next s", "difference"]  # fmt: skip
     lines = [
         f"{about['machine']}, {about['threads']} threads; {versions}; at most {about['limit']} documents of each task; "
-        f"medians of {about['repeats']} passes.",
+        f"medians of {about['repeats']} passes; seconds of {about['clock']}.",
         "",
         f"| {' | '.join(head)} |",
         "|---" * len(head) + "|",
