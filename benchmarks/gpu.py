@@ -149,8 +149,8 @@ def command_of(part: str, arguments: argparse.Namespace) -> list[str]:
         if not tiny:
             size = ["--size", "large", "--limit", "200", "--tasks", "arc_easy", "piqa", "openbookqa"]
             size += ["--batch-sizes", "64", "128"]
-        kinds = ["--kinds", "llama", "falcon_h1", "--dtypes", "bfloat16", "--model", arguments.tokenizer]
-        words = ["versus_lm_eval.py", *kinds, *out, *common, *size]
+        kinds = ["--kinds", "llama", "falcon_h1", "--dtypes", "bfloat16", "--protocols", "inst", "plain"]
+        words = ["versus_lm_eval.py", *kinds, "--model", arguments.tokenizer, *out, *common, *size]
     elif part == "in_loop":
         size = ["--size", "tiny", "--documents", "4"] if tiny else ["--size", "large", "--documents", "500"]
         words = ["in_loop.py", "--dtype", "bfloat16", "--tokenizer", arguments.tokenizer, *out, *common, *size]

@@ -190,7 +190,7 @@ def kinds_table(results: list[KindResult], about: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     names = list(dict.fromkeys(times.task for result in results for times in result.tasks))
     head = ["model", "parameters", "dtype", "protocol", "way", *names, "all", "evalkit tokens/s", "lm-eval tokens/s",
-            "lm-eval batch", "MiB", "lm-eval MiB", "checks s", "first pass s", "next s", "difference"]  # fmt: skip
+            "lm-eval batch", "MiB", "lm-eval MiB", "checks s", "first pass s", "later pass s", "difference"]  # fmt: skip
     lines = [
         f"{about['machine']}, {about['threads']} threads; {versions}; at most {about['limit']} documents of each task; "
         f"medians of {about['repeats']} passes; seconds of {about['clock']}.",
