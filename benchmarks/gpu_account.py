@@ -1,7 +1,7 @@
 """Account of scoring on a GPU: seconds of each kind of kernel, and what the CPU does while the GPU runs none.
 
     python benchmarks/gpu_account.py --tasks hellaswag boolq
-    python benchmarks/gpu_account.py --device cpu --toy          # the same code on a tiny model, to test this script
+    python benchmarks/gpu_account.py --device cpu --tiny          # the same code on a tiny model, to test this script
 
 A random model of 1.3 B parameters in bfloat16 (`whole_suite.py`'s) scores 1,000 documents of each task, after the
 start-up check and once unmeasured: three times by the clock, and once under torch's profiler, with a thread that reads
@@ -56,7 +56,7 @@ def main() -> None:
     arguments = parse()
     started = time.perf_counter()
     model, tokenizer = random_model(arguments)
-    engine = Engine(model.eval(), 2048 if arguments.toy else auto_budget(model), note)
+    engine = Engine(model.eval(), 2048 if arguments.tiny else auto_budget(model), note)
     requests = choice_requests("inst", arguments.tasks, arguments.limit, arguments.data_dir)
     documents = {task: encoded(of_task, tokenizer, 2048) for task, of_task in requests.items()}
     note(f"model and documents after {time.perf_counter() - started:.1f} s")
@@ -83,11 +83,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--traces", type=Path, help="folder for the profiler's traces")
-    parser.add_argument("--toy", action="store_true", help="a tiny model and 20 documents")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and 20 documents")
     arguments = parser.parse_args()
-    sizes = (2, 64, 96, 4) if arguments.toy else (22, 2048, 5632, 32)
+    sizes = (2, 64, 96, 4) if arguments.tiny else (22, 2048, 5632, 32)
     arguments.layers, arguments.hidden, arguments.inner, arguments.heads = sizes
-    arguments.limit = min(arguments.limit, 20) if arguments.toy else arguments.limit
+    arguments.limit = min(arguments.limit, 20) if arguments.tiny else arguments.limit
     return arguments
 
 

@@ -23,9 +23,13 @@ from evalkit.suites.templates import load_template
 def choice_requests(
     template: str, tasks: Sequence[str], limit: int, data_dir: Path | None = None, shots: int = 0
 ) -> dict[str, ChoiceRequests]:
-    """Return the requests of the first documents of each task of zeroshot8; no `tasks`: of all."""
+    """Return the requests of the first documents of each task of zeroshot8; no `tasks`: of all.
+
+    A folder may hold any documents: their speed is measured, not a score.
+    """
     suite = with_fewshot(choose_tasks(load_suite("zeroshot8"), tuple(tasks)), shots)
-    questions = load_questions(suite, Library(data_dir), FirstDocuments(limit))
+    library = Library(data_dir, allow_unofficial=data_dir is not None)
+    questions = load_questions(suite, library, FirstDocuments(limit))
     loaded = load_template(template)
     return {task: ChoiceRequests(task, loaded, members, "", ()) for task, members in questions.items()}
 

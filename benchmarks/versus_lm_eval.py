@@ -1,6 +1,8 @@
-"""Speed of evalkit and of lm-eval's Hugging Face model: one process, one checkpoint, the same documents, task by task.
+"""Speed of evalkit and of lm-eval's Hugging Face model: one process, one model, the same documents, task by task.
 
     python benchmarks/versus_lm_eval.py --limit 100 --out docs/measurements/performance
+    python benchmarks/versus_lm_eval.py --kinds llama mamba qwen3_next falcon_h1 remote plain --limit 60 \\
+        --tasks arc_easy piqa openbookqa
 
 Both score the same token sequences: under `plain` lm-eval's own requests, under `inst` the paper's sequences, which
 lm-eval receives whole. lm-eval runs unmodified, at the best of its batch sizes, found on the first task. Times are of
@@ -13,6 +15,8 @@ layers' matrices, and scored positions × 2 × those of the output head. Attenti
 understates. Memory is the peak resident (on a GPU: allocated) memory beyond the loaded model.
 
 Writes tables.md, figures.json and speed.svg.
+
+With `--kinds`, models of several kinds with random weights take the checkpoint's place; see `versus_lm_eval_kinds.py`.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from kinds_of_models import KINDS, SIZES
 from suite_documents import choice_requests, encoded, score, sequences_of
 
 from evalkit import __version__
@@ -79,9 +84,20 @@ class Row:
 def main() -> None:
     """Run the comparison and write its tables and picture."""
     arguments = parse()
+    if arguments.kinds:
+        from versus_lm_eval_kinds import compare_kinds
+
+        compare_kinds(arguments)
+    else:
+        compare_checkpoint(arguments)
+    note(f"written: {arguments.out}")
+
+
+def compare_checkpoint(arguments: argparse.Namespace) -> None:
+    """Compare by one checkpoint."""
     rows, exact = [], {}
     about = {"limit": arguments.limit, "shots": arguments.num_fewshot, **machine(arguments)}
-    for dtype in arguments.dtypes:
+    for dtype in arguments.dtypes or ("float32", "bfloat16"):
         loaded = load(locate(arguments.model, say=note), dtype=dtype, device=arguments.device, say=note)
         about["baseline"] = memory_now(loaded.model.device)
         about["model"] = f"{loaded.name}, {loaded.parameters / 1e6:.0f} M parameters"
@@ -89,20 +105,24 @@ def main() -> None:
             rows += list(compare(loaded, dtype, protocol, arguments, exact, about))
             write(arguments.out, rows, about)
         del loaded
-    note(f"written: {arguments.out}")
 
 
 def parse() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
+    parser.add_argument("--kinds", nargs="+", default=(), choices=KINDS, help="--model gives their tokenizer only")
+    parser.add_argument("--size", default="small", choices=SIZES, help="of the kinds")
+    parser.add_argument("--repeats", type=int, default=3, help="passes of the kinds, of which medians are taken")
+    parser.add_argument("--cpu-seconds", action="store_true", help="of the kinds: one thread, its seconds")
     parser.add_argument("--limit", type=int, default=100, help="documents of each task")
     parser.add_argument("--tasks", nargs="*", default=(), help="tasks of zeroshot8; default: all")
     parser.add_argument("--num-fewshot", type=int, default=0)
     parser.add_argument("--subjects", nargs="*", default=(), help="only these subjects, such as mmlu_anatomy")
     parser.add_argument("--protocols", nargs="+", default=("plain", "inst"), choices=("plain", "inst"))
-    parser.add_argument("--dtypes", nargs="+", default=("float32", "bfloat16"))
+    parser.add_argument("--dtypes", nargs="+", default=(), help="default: float32, of a checkpoint bfloat16 too")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=(), help="of lm-eval, of which the best is used")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/out"))
     return parser.parse_args()
@@ -136,12 +156,7 @@ def compare(
 ) -> Iterator[Row]:
     """Measure one protocol in one dtype, task by task; `exact` collects the predictions in float32."""
     engine = Engine(loaded.model, auto_budget(loaded.model), note)
-    given = (arguments.tasks, arguments.limit, arguments.data_dir, arguments.num_fewshot)
-    documents = {}
-    for task, requests in choice_requests(protocol, *given).items():
-        subjects = arguments.subjects or {question.subtask for question in requests.questions}
-        chosen = [question for question in requests.questions if question.subtask in subjects]
-        documents[task] = encoded(replace(requests, questions=chosen), loaded.tokenizer, loaded.window)
+    documents = documents_of(loaded, protocol, arguments)
     sample = next(iter(documents.values()))
     engine.check(sequences_of(sample[:2]))
     rate = matrix_rate(loaded.model, engine.budget)
@@ -156,7 +171,7 @@ def compare(
         count(row, batches, loaded.model)
         row.theirs, theirs = timed(lambda members=members: peer(members))
         ours = [likelihood(row, protocol) for rows in mine for row in rows]
-        row.difference = max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(ours, theirs, strict=True))
+        row.difference = largest_difference(ours, theirs)
         counts = [1 if protocol == "plain" else len(s.tokens) - 1 for one in members for s in one.scores]
         key = (protocol, task)
         if dtype == "float32":
@@ -166,6 +181,22 @@ def compare(
             row.agree = (int(agreed[0].sum()), int(agreed[1].sum()))
         note(f"{protocol} {dtype} {task}: {row.ours:.1f} s against {row.theirs:.1f} s, {row.theirs / row.ours:.2f}x")
         yield row
+
+
+def documents_of(loaded: Any, protocol: str, arguments: argparse.Namespace) -> dict[str, list[ScoreDocument]]:
+    """Return the documents of each task."""
+    given = (arguments.tasks, arguments.limit, arguments.data_dir, arguments.num_fewshot)
+    documents = {}
+    for task, requests in choice_requests(protocol, *given).items():
+        subjects = arguments.subjects or {question.subtask for question in requests.questions}
+        chosen = [question for question in requests.questions if question.subtask in subjects]
+        documents[task] = encoded(replace(requests, questions=chosen), loaded.tokenizer, loaded.window)
+    return documents
+
+
+def largest_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the largest relative difference of a log-likelihood; those below 1 nat count in nats."""
+    return max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(ours, theirs, strict=True))
 
 
 def count(row: Row, batches: list[TreeBatch], model: Any) -> None:
@@ -234,34 +265,44 @@ def watching(device: Any) -> Iterator[list[int]]:
         watcher.join()
 
 
-def best_peer(
-    loaded: Any, sample: list[ScoreDocument], protocol: str, sizes: Sequence[int] = ()
-) -> Callable[[list[ScoreDocument]], list[float]]:
-    """Return lm-eval's model at the fastest of its batch sizes, by default `BATCH_SIZES` or `GPU_BATCH_SIZES`."""
-    from lm_eval.models.huggingface import HFLM
+class Peer:
+    """lm-eval's model at one batch size."""
 
-    # It warns at each batch size that the model is already loaded
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    def __init__(self, loaded: Any, protocol: str, batch_size: int) -> None:
+        from lm_eval.models.huggingface import HFLM
 
-    def scorer(size: int) -> Callable[[list[ScoreDocument]], list[float]]:
-        peer = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=size)
-        return lambda members: [found for found, _ in peer._loglikelihood_tokens(requests(members), disable_tqdm=True)]
+        # It warns at each batch size that the model is already loaded
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        self.batch_size = batch_size
+        self._protocol = protocol
+        self._model = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=batch_size)
 
-    def requests(members: list[ScoreDocument]) -> list[Any]:
-        pairs = []
+    def __call__(self, members: Sequence[ScoreDocument]) -> list[float]:
+        """Return the log-likelihood of each sequence."""
+        requests: list[Any] = []
         for member in members:
             for sequence in member.scores:
                 ids = sequence.tokens.tolist()
-                cut = int(np.argmax(sequence.segments == CONTINUATION)) if protocol == "plain" else 1
-                pairs.append((("", str(len(pairs))), ids[:cut], ids[cut:]))
-        return pairs
+                cut = int(np.argmax(sequence.segments == CONTINUATION)) if self._protocol == "plain" else 1
+                requests.append((("", str(len(requests))), ids[:cut], ids[cut:]))
+        return [found for found, _ in self._model._loglikelihood_tokens(requests, disable_tqdm=True)]
 
+
+def best_peer(loaded: Any, sample: list[ScoreDocument], protocol: str, sizes: Sequence[int] = ()) -> Peer:
+    """Return lm-eval's model at the fastest of its batch sizes, by default `BATCH_SIZES` or `GPU_BATCH_SIZES`."""
     # Four choices a question, so that the largest batch is a full one
     defaults, asked = (GPU_BATCH_SIZES, 64) if loaded.model.device.type == "cuda" else (BATCH_SIZES, 24)
-    times = {size: timed(lambda size=size: scorer(size)(sample[:asked]))[0] for size in sizes or defaults}
+    times: dict[int, float] = {}
+    for size in sizes or defaults:
+        peer = Peer(loaded, protocol, size)
+        try:
+            times[size], _ = timed(lambda peer=peer: peer(sample[:asked]))
+        except torch.OutOfMemoryError:
+            note(f"lm-eval: out of memory at batches of {size}")
+            break
     best = min(times, key=lambda size: times[size])
     note(f"lm-eval's best batch size: {best} ({', '.join(f'{s}: {t:.1f} s' for s, t in times.items())})")
-    return scorer(best)
+    return Peer(loaded, protocol, best)
 
 
 def matrices(model: Any) -> tuple[int, int]:

@@ -4,7 +4,8 @@
 
 Writes a Llama2-shaped checkpoint (1.2 B parameters by default, vocabulary of the given tokenizer) to a temporary
 folder and runs it like `evalkit run`, journal and results included. Prints the seconds of the run, those of scoring by
-task, tokens, and the estimated time of the same sequences one by one at the matrix rate measured on the same device.
+task, those of its stages, which overlap where they run beside each other, tokens, and the estimated time of the same
+sequences one by one at the matrix rate measured on the same device.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from startup import LATER_STAGES, STAGES, Times, time_calls
 from versus_lm_eval import matrices, matrix_rate, note
 
 
@@ -77,6 +79,9 @@ def run(folder: Path, output: Path, arguments: argparse.Namespace) -> None:
     """Run the suite like `evalkit run`."""
     import evalkit
 
+    stages: dict[str, Times] = {}
+    for stage in (*STAGES, *LATER_STAGES):
+        time_calls(*stage, stages)
     started = time.perf_counter()
     finished = evalkit.evaluate(
         folder, device=arguments.device, dtype=arguments.dtype, limit=arguments.limit, template=arguments.template,
@@ -89,6 +94,7 @@ def run(folder: Path, output: Path, arguments: argparse.Namespace) -> None:
     print(f"{documents} documents, {len(scores)} sequences of {tokens} tokens in all")
     print(f"{wall:.1f} s from start to results, of which {sum(finished.seconds.values()):.1f} s scoring:")
     print(", ".join(f"{task} {seconds:.1f}" for task, seconds in finished.seconds.items()))
+    print(", ".join(f"{title} {times.wall:.1f}" for title, times in stages.items()))
     whole = 2.0 * tokens * arguments.matrices / arguments.rate
     print(f"matrix rate {arguments.rate / 1e12:.1f} TFLOP/s, at which the sequences one by one take {whole:.1f} s")
     if arguments.device.startswith("cuda"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import pytest
 
 from benchmarks import architectures, gpu, track
 from benchmarks.track import Change, Measured
+
+SCRIPTS = Path(__file__).parents[1] / "benchmarks"
 
 
 def run(machine: str = "a processor", **ratios: float) -> Measured:
@@ -47,6 +51,37 @@ def test_a_part_keeps_its_output_however_it_ends(tmp_path: Path) -> None:
         part = gpu.measured("part", [sys.executable, "-S", "-c", code], 1, tmp_path / "log")
         assert (part.state, part.output) == (state, "a")
     assert sum(gpu.LIMITS.values()) <= 600
+
+
+@pytest.mark.slow
+def test_models_of_all_kinds_are_scored_as_by_lm_eval(tmp_path: Path, checkpoint: Path, documents: Path) -> None:
+    kinds = ["llama", "mamba", "qwen3_next", "falcon_h1", "remote", "plain"]
+    options = ["--size", "tiny", "--tasks", "openbookqa", "--limit", "3", "--batch-sizes", "4", "--repeats", "1"]
+    places = ["--model", checkpoint, "--data-dir", documents]
+    script = SCRIPTS / "versus_lm_eval.py"
+    command = [sys.executable, script, "--kinds", *kinds, *options, *places, "--out", tmp_path / "out"]
+    subprocess.run(command, check=True, capture_output=True)
+    results = json.loads((tmp_path / "out" / "kinds.json").read_text())["results"]
+    assert {(result["kind"], result["protocol"]) for result in results} == {
+        (kind, protocol) for kind in kinds for protocol in ("plain", "inst")
+    }
+    for result in results:
+        assert not result["failure"]
+        assert result["way"] != "alone" or result["kind"] != "llama"
+        assert max(task["difference"] for task in result["tasks"]) < 2e-5
+    lines = (tmp_path / "out" / "kinds.md").read_text().splitlines()
+    assert len([line for line in lines if line.startswith(tuple(f"| {kind} |" for kind in kinds))]) == len(results)
+
+
+@pytest.mark.slow
+def test_an_evaluation_in_a_loop_counts_its_passes(tmp_path: Path, checkpoint: Path, documents: Path) -> None:
+    places = ["--tokenizer", checkpoint, "--data-dir", documents, "--out", tmp_path / "out"]
+    command = [sys.executable, SCRIPTS / "in_loop.py", "--size", "tiny", "--documents", "3", "--repeats", "1", *places]
+    subprocess.run(command, check=True, capture_output=True)
+    [evaluation] = json.loads((tmp_path / "out" / "in_loop.json").read_text())["evaluations"]
+    rows = sum(rows for rows, _ in evaluation["passes"])
+    assert rows >= len(evaluation["passes"]) > 0
+    assert evaluation["check_passes"]
 
 
 @pytest.mark.slow
