@@ -94,8 +94,9 @@ class RequestComputer:
         is_generated = batch is not None and batch.row is GeneratedRow
         if is_generated or (batch is None and not self.facts.token_budget):
             return place_of(device, self.loaded.attention)
-        is_scored = batch is not None and isinstance(batch.content, ScoreBatch)
-        way = batch.content.way if is_scored else self.engine.way
+        content = None if batch is None else batch.content
+        planned = content.way if isinstance(content, ScoreBatch) else ""
+        way = planned or self.engine.way
         return place_of(device, str(self.engine.kernel) if way == "tree" else way)
 
     def compute(self, batch: Batch) -> list[ScoredRow] | list[GeneratedRow]:

@@ -120,7 +120,7 @@ def _(bench: Bench) -> None:
     _as_alone(bench, given, outcome)
 
 
-@GUARDS("sharing-check", "A model that counts by rows is scored one sequence at a time, and right.")
+@GUARDS("sharing-check", "A model that counts by rows is not scored in a tree, and right.")
 def _(bench: Bench) -> None:
     import torch
 
@@ -131,7 +131,7 @@ def _(bench: Bench) -> None:
     given = bench.module()
     given["model"].model.layers[0].mlp.register_forward_hook(by_rows)
     outcome = bench.evaluate(**given, template="plain")
-    assert "every sequence is scored alone" in outcome.err
+    assert "cannot be shared in a tree" in outcome.err
     _as_alone(bench, given, outcome)
 
 
