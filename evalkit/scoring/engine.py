@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -26,11 +27,18 @@ from evalkit.compatibility.transformers import keeps_state
 from evalkit.errors import CheckpointError, ScoringError
 from evalkit.models.loading.tokenizer import refuse_tokens_without_rows
 from evalkit.models.memory import keep_freed_blocks, refuse_to_split
-from evalkit.scoring.architecture import kernels_for, longest_shared, most_logit_tokens, rotary_lengths, window_of
+from evalkit.scoring.architecture import (
+    kernels_for,
+    longest_shared,
+    memory_beside_weights,
+    most_logit_tokens,
+    rotary_lengths,
+    window_of,
+)
 from evalkit.scoring.checks import DAMAGED, ModelChecks, TooManyTokens, memory_for, rounded_up, runs
 from evalkit.scoring.forward import Forward, Scores
 from evalkit.scoring.pack import Sequences, TreeBatch, return_freed_memory
-from evalkit.scoring.passes import Rows
+from evalkit.scoring.passes import Rows, StateLimit
 from evalkit.scoring.sharing import BatchLengths
 from evalkit.scoring.tree import Ints
 
@@ -47,6 +55,10 @@ _DESCRIBED = {
 }
 _WORTH = 0.9
 """Share of the tokens of whole rows that are computed behind states, up to which these are timed."""
+_MEASURED = (16, 32)
+"""Tokens whose stored states are measured; a sliding window is longer, or its share is overestimated."""
+_STATE_SHARE = 0.25
+_CPU_STATES = 2**28
 _TIMED = 4
 _PARTS = (8, 32)
 """Ways are timed on the budget's tokens divided by the first, in passes of the budget and of these parts of it."""
@@ -210,12 +222,22 @@ class Engine:
         if failure := self._checks.rows(longest, with_states=True):
             return ROWS, f"states cannot be stored: {failure}"
         rows = Rows(batch.whole_tree)
-        behind, whole = (rows.computed(rows.passes(self.pass_tokens, with_states)) for with_states in (True, False))
+        behind = rows.computed(rows.passes(self.pass_tokens, self._state_limit))
+        whole = rows.computed(rows.passes(self.pass_tokens, None))
         if behind > _WORTH * whole:
             return ROWS, f"stored states would save {1 - behind / whole:.0%} of the tokens"
         seconds = {ROWS: rates[self.pass_tokens], STATE: self._seconds(batch, STATE, self.pass_tokens)}
         why = f"{seconds[STATE]:.2f} s behind stored states, {seconds[ROWS]:.2f} s in padded rows"
         return min(seconds, key=seconds.__getitem__), why
+
+    @cached_property
+    def _state_limit(self) -> StateLimit:
+        short, long = (self._forward.stored_bytes(np.zeros(length, np.int32)) for length in _MEASURED)
+        of_token = (long - short) / (_MEASURED[1] - _MEASURED[0])
+        most = min(memory_beside_weights(self._model).values()) * _STATE_SHARE
+        if self._model.device.type == "cpu":
+            most = min(most, _CPU_STATES)
+        return StateLimit(most, short - of_token * _MEASURED[0], of_token)
 
     def _possible(self, way: str, longest: int) -> str:
         """Return the fastest way in which sequences of these lengths can be scored without a tree, up to a way."""
@@ -248,7 +270,7 @@ class Engine:
         rows = Rows(tree, len(batch.trunk) if way == STATE else 0)
         logprobs = np.full(len(tree.pair_nodes), np.nan, np.float32)
         greedy = np.zeros(len(tree.pair_nodes), np.bool_)
-        waiting = rows.passes(pass_tokens, way == STATE)[::-1]
+        waiting = rows.passes(pass_tokens, self._state_limit if way == STATE else None)[::-1]
         while waiting:
             part = waiting.pop()
             is_single = len(part.rows) == 1

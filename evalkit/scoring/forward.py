@@ -227,6 +227,12 @@ class _States(NamedTuple):
                 return cls(name, cache)
         raise ValueError("its forward returns no cache")
 
+    @property
+    def bytes(self) -> int:
+        states = [value for layer in self.cache.layers for value in vars(layer).values()]
+        states += [value for of_layer in states if isinstance(of_layer, dict) for value in of_layer.values()]
+        return sum(tensor.nbytes for tensor in states if isinstance(tensor, torch.Tensor))
+
     def copied(self, rows: NDArray[np.int64]) -> _States:
         copied = _States(self.name, copy.deepcopy(self.cache))
         copied.select(rows)
@@ -328,6 +334,13 @@ class Forward:
     def rows_alone(self, tokens: Ints) -> torch.Tensor:
         """Return the final states of one row by itself, [length, d_model], or its logits by the model's own head."""
         return self._run(tokens[None], None)[0]
+
+    @torch.inference_mode()
+    def stored_bytes(self, tokens: Ints) -> int:
+        """Return the bytes of the model's own cache of a row."""
+        _, cache = self._run(tokens[None], None, keeps=True)
+        assert cache is not None
+        return cache.bytes
 
     def _stored_beginning(self, tokens: Ints) -> tuple[torch.Tensor, _States]:
         """Return the states of tokens that many passes begin with, and the model's cache after them."""

@@ -8,6 +8,7 @@ beginnings of a pass have one length, since padding would enter a recurrent stat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,6 +37,24 @@ class Family(NamedTuple):
     @property
     def rows(self) -> range:
         return range(self.first, self.end)
+
+
+class StateLimit(NamedTuple):
+    """Most bytes of the states that are stored for the rows of a pass, and what a row of the model takes."""
+
+    most_bytes: float
+    row_bytes: float
+    """Whatever its length: recurrent states."""
+    token_bytes: float
+    """For each token of its beginning: keys and values."""
+
+    def rows(self, start: int) -> float:
+        """Return how many rows may follow beginnings of `start` tokens."""
+        size = self.row_bytes + start * self.token_bytes
+        return self.most_bytes / size if start and size else math.inf
+
+
+UNLIMITED = StateLimit(math.inf, 0, 0)
 
 
 class Pass(NamedTuple):
@@ -87,10 +106,13 @@ class Rows:
         leaf = int(self.leaves[row])
         return self.tree.tokens[: leaf + 1][self.tree.ends[: leaf + 1] > leaf]
 
-    def passes(self, most_tokens: int, with_states: bool) -> list[Pass]:
-        """Return passes of at most so many tokens each, padding included, unless a single family has more."""
-        families = self._families() if with_states else _singles([Family(0, len(self.leaves))])
-        return [part for group in self._near(families) for part in self._cut(group, most_tokens)]
+    def passes(self, most_tokens: int, states: StateLimit | None) -> list[Pass]:
+        """Return passes of at most so many tokens each, padding included, unless a single family has more.
+
+        Without a limit of `states`, none are stored.
+        """
+        families = _singles([Family(0, len(self.leaves))]) if states is None else self._families()
+        return [part for group in self._near(families) for part in self._cut(group, most_tokens, states)]
 
     def computed(self, passes: Iterable[Pass]) -> int:
         """Return the number of tokens that passes compute, padding included."""
@@ -172,17 +194,19 @@ class Rows:
         if group:
             yield group
 
-    def _cut(self, families: Sequence[Family], most_tokens: int) -> Iterator[Pass]:
+    def _cut(self, families: Sequence[Family], most_tokens: int, states: StateLimit | None) -> Iterator[Pass]:
         """Cut a group into passes, its longest rows first."""
         start = max(min(family.shared for family in families), self.trunk)
         beginning = start - self.trunk
         longest = {family: int(self.lengths[family.first : family.end].max()) - start for family in families}
+        most_rows = math.inf if states is None else states.rows(start)
         members: list[Family] = []
         rows = 0
         for family in sorted(families, key=lambda family: -longest[family]):
             length = longest[members[0] if members else family]
-            tokens = max((rows + len(family.rows)) * length, (len(members) + 1) * beginning)
-            if members and tokens > most_tokens:
+            together = rows + len(family.rows)
+            is_full = max(together * length, (len(members) + 1) * beginning) > most_tokens
+            if members and (is_full or together > most_rows):
                 yield Pass(start, members)
                 members = []
                 rows = 0

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from evalkit.scoring.forward import Forward
-from evalkit.scoring.passes import Rows
+from evalkit.scoring.passes import UNLIMITED, Rows
 from evalkit.scoring.sharing import _LOOKAHEAD_TOLERANCE, NOT_NUMBERS, TOLERANCE, SharingCheck, _gaps, _systematic
 from evalkit.scoring.tree import Ints, build_tree
 
@@ -61,7 +61,7 @@ class RowCheck(SharingCheck):
         # The last token of a sequence is only predicted
         predicted = [np.append(tokens, 0).astype(np.int32) for tokens in sequences]
         rows = Rows(build_tree(predicted, [np.ones(len(tokens), np.bool_) for tokens in predicted]), trunk)
-        passes = rows.passes(10**9, with_states)
+        passes = rows.passes(10**9, UNLIMITED if with_states else None)
         if with_states and not any(part.start > trunk for part in passes):
             raise ValueError("no two rows of the check begin with the same tokens")
         alone = [self._compared(forward.rows_alone(rows.tokens(row))) for row in range(len(rows.leaves))]
