@@ -404,11 +404,11 @@ def test_few_checks_cover_many_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     real, ran = SharingCheck.sharing, list[int]()
     for most, greatest, checks in ((1024, 1000, 1), (700, 600, 1), (560, 600, 0)):
 
-        def limited(own: SharingCheck, kernel: str, lengths: Any, most: int = most) -> str:
+        def limited(own: SharingCheck, kernel: str, lengths: Any, is_first: bool, most: int = most) -> str:
             if lengths.row > most:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
             ran.append(lengths.row)
-            return real(own, kernel, lengths)
+            return real(own, kernel, lengths, is_first)
 
         monkeypatch.setattr(SharingCheck, "sharing", limited)
         model = model_of("llama")
@@ -428,7 +428,9 @@ def test_checks_of_weights_are_kept_for_their_files_and_failed_ones_never(
     for part in ("lookahead", "head"):
         real = getattr(SharingCheck, part)
         monkeypatch.setattr(
-            SharingCheck, part, lambda own, *lengths, real=real, part=part: ran.append(part) or real(own, *lengths)
+            SharingCheck,
+            part,
+            lambda own, *given, real=real, part=part, **how: ran.append(part) or real(own, *given, **how),
         )
 
     def runs(model: Any, files: str | None, remembers: bool = True) -> int:
