@@ -120,8 +120,7 @@ class SharingCheck:
             forward, sequence = self._forward(wide), self._repetitive(length, seed)
             later = self._repetitive(length if at_equal_length else 0, seed + 2)
             whole, worst = compared(forward, sequence), torch.zeros(length - 1)
-            # No block of tokens divides all of these lengths
-            for cut in sorted({max(1, min(_EARLY, length - 1)), max(1, length * 3 // 4 - 1), length - 1}):
+            for cut in _cuts(length):
                 part = compared(forward, np.concatenate((sequence[:cut], later[cut:])))
                 worst[:cut] = torch.maximum(worst[:cut], _gaps(part[:cut], whole[:cut]))
             return worst
@@ -285,6 +284,19 @@ class SharingCheck:
             raise RuntimeError("its weights cannot be widened")
         with in_float32(self._model) if self._half else nullcontext(), exact_activations():
             yield
+
+
+def _cuts(length: int) -> list[int]:
+    """Return the lengths of a sequence's beginnings that are compared; no block of tokens divides all of them.
+
+    The shortest one shows a block most surely, most of which it leaves out; the longest one also what acts at the end.
+    """
+    early = _EARLY if length > 2 * _EARLY else 1
+    most = max(1, length * 3 // 4 - 1)
+    # As is `_EARLY`
+    if most > 1 and most % 3 == 0:
+        most -= 1
+    return sorted({early, max(1, length // 4 - 1), most, length - 1})
 
 
 def _systematic(gaps: Callable[[int], torch.Tensor], tolerance: float) -> float | None:
