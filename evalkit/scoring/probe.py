@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, repeat
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -113,6 +115,10 @@ def _trait(value: Any) -> Any:
         return [_trait(part) for part in value]
     if isinstance(value, Set):
         return frozenset(value)
+    if isinstance(value, partial):
+        return _trait([value.func, value.args, value.keywords])
+    if isinstance(value, MethodType):
+        return id(value.__func__)
     if isinstance(value, nn.Parameter):
         return value.dtype, value.shape
     if isinstance(value, torch.Tensor) and not value.is_meta:
