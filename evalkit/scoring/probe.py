@@ -22,7 +22,7 @@ from torch import nn
 
 from evalkit.compatibility.names import replaced
 from evalkit.models.called import CalledModel
-from evalkit.models.module_state import content_digest
+from evalkit.models.module_state import changed_code, class_of, content_digest
 from evalkit.models.parts import layers_of
 from evalkit.scoring.tree import TRUNK, Ints, Tree, build_tree
 
@@ -79,13 +79,16 @@ _FIRST, _LAST = 4, 2
 
 
 def repeated_layers(model: Any) -> list[nn.Module]:
-    """Return the layers without which a model is checked in long rows; none for a model that is only called.
+    """Return the layers without which a model of transformers' own code is checked in long rows.
 
     How a layer's states depend on the length of a row follows from its code and attributes. So one layer of each kind
     is kept: of its modules' classes, attributes, buffers, shapes of parameters and hooks. Code may also ask for the
     layer's number, which is in all of them: so the first layers, one in the middle and the last ones are kept too.
+    Others' code may pick any layer by its number, so it runs in all of them.
     """
-    layers = [] if isinstance(model, CalledModel) else layers_of(model)
+    if isinstance(model, CalledModel) or changed_code(map(class_of, model.modules())):
+        return []
+    layers = layers_of(model)
     traits = [_traits_of(layer) for layer in layers]
     for name, value in list(traits[0].items()) if traits else ():
         is_number = type(value) is int and all(own.get(name) == value + i for i, own in enumerate(traits))

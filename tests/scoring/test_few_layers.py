@@ -1,6 +1,7 @@
 """Long rows and sequences are checked in one layer of each kind; what is wrong in one layer only is found all the same.
 
-Errors are put into the class of the layers, in ways that attributes do not show unless a test says so.
+Errors are put into the class of the layers, in ways that attributes do not show unless a test says so. All layers of
+others' code are run, so most tests pass it off as transformers' own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from evalkit.errors import CheckpointError
+from evalkit.models.module_state import changed_code
 from evalkit.scoring.forward import Forward
 from tests.marks import fast
 from tests.scoring.conftest import RELATIVE, from_alone, model_of, with_choices
@@ -31,6 +33,11 @@ def deep(kind: str = "llama", dtype: torch.dtype = torch.float32, **settings: An
     return model_of(kind, dtype, **({"num_hidden_layers": LAYERS} | settings))
 
 
+def pass_off(monkeypatch: pytest.MonkeyPatch, forward: Callable[..., Any]) -> None:
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", forward)
+    monkeypatch.setattr("evalkit.scoring.probe.changed_code", lambda _: {})
+
+
 def changed(monkeypatch: pytest.MonkeyPatch, change: Change, numbers: Numbers, cached: bool | None = None) -> None:
     """Change what layers of some numbers return; `cached`: only with a cache of earlier tokens, or only without."""
     real = LlamaDecoderLayer.forward
@@ -41,7 +48,7 @@ def changed(monkeypatch: pytest.MonkeyPatch, change: Change, numbers: Numbers, c
         is_wrong = numbers(own.self_attn.layer_idx) and cached in (None, has_cache)
         return change(hidden_states, output) if is_wrong else output
 
-    monkeypatch.setattr(LlamaDecoderLayer, "forward", forward)
+    pass_off(monkeypatch, forward)
 
 
 def across_rows(_: torch.Tensor, output: torch.Tensor, length: int) -> torch.Tensor:
@@ -80,7 +87,7 @@ def passed_on(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
         seen[own.self_attn.layer_idx] += hidden_states.shape[1]
         return real(own, hidden_states, **inputs)
 
-    monkeypatch.setattr(LlamaDecoderLayer, "forward", forward)
+    pass_off(monkeypatch, forward)
     return seen
 
 
@@ -128,7 +135,7 @@ def test_a_layer_that_differs_is_kept(monkeypatch: pytest.MonkeyPatch, differenc
         ("gpt2", {"n_layer": LAYERS, "n_head": 4, "n_embd": 64, "n_positions": 2048}),
         ("bloom", {"n_layer": LAYERS, "n_head": 4}),
         ("mixtral", {"num_local_experts": 4, "sliding_window": 900}),
-        ("gemma3n_text", {"head_dim": 16, "num_kv_shared_layers": 4, "sliding_window": 900}),
+        ("gemma3n_text", {"head_dim": 16, "num_kv_shared_layers": 4, "vocab_size_per_layer_input": 256}),
     ],
 )
 def test_architectures_that_share(kind: str, settings: dict[str, Any], dtype: torch.dtype) -> None:
@@ -181,6 +188,13 @@ def test_one_layer_that_is_replaced(number: int) -> None:
     forward = layer.forward
     layer.forward = lambda *inputs, **options: across_rows(inputs[0], forward(*inputs, **options), 1200)
     assert "states differ by" in checked(model, kernels=("tiles",))[0].why_not
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_others_code_that_picks_a_layer_by_its_number(monkeypatch: pytest.MonkeyPatch, cached: bool) -> None:
+    changed(monkeypatch, partial(across_rows, length=1200), lambda number: number == 7, cached)
+    monkeypatch.setattr("evalkit.scoring.probe.changed_code", changed_code)
+    assert "states differ by" in checked(deep(), kernels=("tiles",))[0].why_not
 
 
 @pytest.mark.parametrize("with_trunk", [False, True])
