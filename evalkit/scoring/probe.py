@@ -76,6 +76,8 @@ def in_float32(model: Any) -> Iterator[None]:
 
 _FIRST, _LAST = 4, 2
 """Layers of a model's beginning and end that are always kept."""
+_LARGEST = 2**24
+"""Numbers of a buffer that may be a mask, such as GPT-Neo's; a larger one holds weights."""
 
 
 def repeated_layers(model: Any) -> list[nn.Module]:
@@ -122,10 +124,9 @@ def _trait(value: Any) -> Any:
         return _trait([value.func, value.args, value.keywords])
     if isinstance(value, MethodType):
         return id(value.__func__)
-    if isinstance(value, nn.Parameter):
-        return value.dtype, value.shape
-    if isinstance(value, torch.Tensor) and not value.is_meta:
-        return content_digest(value)
+    if isinstance(value, torch.Tensor):
+        is_weight = isinstance(value, nn.Parameter) or value.is_meta or value.numel() > _LARGEST
+        return (value.dtype, value.shape) if is_weight else content_digest(value)
     # A config is the same object in all layers; a function that is a layer's own makes a kind of its own
     return type(value) if isinstance(value, nn.Module) else id(value)
 
