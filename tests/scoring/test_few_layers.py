@@ -57,9 +57,9 @@ def across_rows(_: torch.Tensor, output: torch.Tensor, length: int) -> torch.Ten
     return output + 0.1 * earlier if output.shape[1] > length else output
 
 
-def crowded(_: torch.Tensor, output: torch.Tensor, length: int) -> torch.Tensor:
-    """Capacity: tokens after so many of a row get nothing from their experts."""
-    return torch.cat((output[:, :length], 0.9 * output[:, length:]), dim=1)
+def crowded(states: torch.Tensor, output: torch.Tensor, length: int) -> torch.Tensor:
+    """Capacity: tokens after so many of a row pass a layer unchanged."""
+    return torch.cat((output[:, :length], states[:, length:]), dim=1)
 
 
 def late(states: torch.Tensor, output: torch.Tensor, start: int) -> torch.Tensor:
@@ -168,7 +168,7 @@ def test_a_model_that_forgets_its_inputs(change: Any, kernels: tuple[str, ...], 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cached", [None, False, True])
-@pytest.mark.parametrize("length", fast([200, 1200], [2, 200, 1200]))
+@pytest.mark.parametrize("length", [200, 1200])
 @pytest.mark.parametrize("error", [across_rows, crowded])
 @pytest.mark.parametrize("which", fast(["all", "the upper half"], WHICH))
 def test_a_row_that_changes_layers(
