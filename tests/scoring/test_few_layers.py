@@ -181,6 +181,14 @@ def test_a_row_that_changes_layers(
     assert engine.why_not.endswith("with a cached prefix") == (cached is True)
 
 
+@pytest.mark.parametrize("cached", [None, True])
+def test_a_layer_in_between_that_is_wrong_in_short_rows(monkeypatch: pytest.MonkeyPatch, cached: bool | None) -> None:
+    """All layers run there."""
+    changed(monkeypatch, partial(across_rows, length=30), lambda number: number == 7, cached)
+    engine, _ = checked(deep(), kernels=("tiles",))
+    assert "states differ by" in engine.why_not and "rows of 256 tokens" in engine.why_not
+
+
 @pytest.mark.parametrize("number", [5, 9])
 def test_one_layer_that_is_replaced(number: int) -> None:
     model = deep()
