@@ -138,9 +138,8 @@ def without_layers(model: Any, skipped: Sequence[nn.Module]) -> Iterator[None]:
 
     def watch(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         nonlocal returns_states
-        before = inputs[0] if inputs else None
-        are_tensors = isinstance(before, torch.Tensor) and isinstance(output, torch.Tensor)
-        returns_states = are_tensors and before.shape == output.shape
+        if inputs and isinstance(inputs[0], torch.Tensor) and isinstance(output, torch.Tensor):
+            returns_states = inputs[0].shape == output.shape
 
     def passing(forward: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *inputs, **options: inputs[0] if returns_states else forward(*inputs, **options)
