@@ -28,7 +28,7 @@ def base_of(model: Any) -> Any:
 
 def layers_of(model: Any) -> list[Any]:
     """Return the layers of a causal language model, in order; none where they are not a list of modules."""
-    layers = model.config.get_text_config().num_hidden_layers
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     lists = (module for module in base_of(model).modules() if isinstance(module, torch.nn.ModuleList))
     return next((list(modules) for modules in lists if len(modules) == layers), [])
 

@@ -127,7 +127,7 @@ class ModelChecks:
         name = f"{kernel} row {lengths.row} longest {lengths.longest}"
         if is_first and self._remembers and name not in self._passed:
             self._say("comparing shared prefixes with the model's own forward pass, once for this architecture")
-        return self._once(name, partial(SharingCheck(self._model).sharing, kernel, lengths), self._remembers)
+        return self._once(name, partial(SharingCheck(self._model).sharing, kernel, lengths, is_first), self._remembers)
 
     def rows(self, longest: int, with_states: bool) -> str:
         """Return why rows of up to a length cannot be computed together, or behind states; empty if they can."""
@@ -192,7 +192,8 @@ class ModelChecks:
         """Raise a `CheckpointError` if scores in sequences of this length change with later tokens, or are NaN."""
         at_equal_length = self._rotary is not None and length > self._rotary
         with runs(length):
-            lookahead = SharingCheck(self._model).lookahead(length, not self.head_failure, at_equal_length)
+            check = SharingCheck(self._model)
+            lookahead = check.lookahead(length, not self.head_failure, at_equal_length, is_first=not self._covered)
         if lookahead == NOT_NUMBERS:
             raise CheckpointError(f"on random tokens the model gives no numbers: {lookahead}; {DAMAGED}")
         if lookahead:

@@ -197,7 +197,8 @@ class _TrunkCache(DynamicCache):  # type: ignore[misc]
         super().__init__()
         self.length = length
         for index, layer in enumerate(cache.layers):
-            super().update(pad(layer.keys, length), pad(layer.values, length), index)
+            if layer.is_initialized:
+                super().update(pad(layer.keys, length), pad(layer.values, length), index)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any

@@ -1,4 +1,4 @@
-"""The start-up check's two means: a synthetic tree whose states are known, and a model that computes in float32.
+"""The start-up check's means: a synthetic tree whose states are known, a model in float32, and one of fewer layers.
 
 A `Probe` is a prefix, then branches that branch again, repeated until the row is as long as the batches that will run,
 and one branch as long as the longest sequence. Every repetition must give the states of its sequence alone: a model
@@ -7,10 +7,12 @@ that takes positions from the row, has a window over the row or ignores the mask
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, repeat
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from evalkit.compatibility.names import replaced
+from evalkit.models.called import CalledModel
+from evalkit.models.module_state import changed_code, class_of, content_digest
+from evalkit.models.parts import layers_of
 from evalkit.scoring.tree import TRUNK, Ints, Tree, build_tree
 
 HALF = (torch.bfloat16, torch.float16)
@@ -68,12 +74,91 @@ def in_float32(model: Any) -> Iterator[None]:
             restore(module)
 
 
+_FIRST, _LAST = 4, 2
+"""Layers of a model's beginning and end that are always kept."""
+_LARGEST = 2**24
+"""Numbers of a buffer that may be a mask, such as GPT-Neo's; a larger one holds weights."""
+
+
+def repeated_layers(model: Any) -> list[nn.Module]:
+    """Return the layers without which a model of transformers' own code is checked in long rows.
+
+    How a layer's states depend on the length of a row follows from its code and attributes. So one layer of each kind
+    is kept: of its modules' classes, attributes, buffers, shapes of parameters and hooks. Code may also ask for the
+    layer's number, which is in all of them: so the first layers, one in the middle and the last ones are kept too.
+    Others' code may pick any layer by its number, so it runs in all of them.
+    """
+    if isinstance(model, CalledModel) or changed_code(map(class_of, model.modules())):
+        return []
+    layers = layers_of(model)
+    traits = [_traits_of(layer) for layer in layers]
+    for name, value in list(traits[0].items()) if traits else ():
+        is_number = type(value) is int and all(own.get(name) == value + i for i, own in enumerate(traits))
+        if is_number:
+            for own in traits:
+                del own[name]
+    kept = {*range(_FIRST), len(layers) // 2, *range(len(layers) - _LAST, len(layers))}
+    kept |= {number for number, own in enumerate(traits) if traits.index(own) == number}
+    return [layer for number, layer in enumerate(layers) if number not in kept]
+
+
+def _traits_of(layer: nn.Module) -> dict[str, Any]:
+    traits = {}
+    for path, module in layer.named_modules():
+        traits[path] = type(module)
+        for name, value in vars(module).items():
+            traits[f"{path}.{name}"] = _trait(value)
+    return traits
+
+
+def _trait(value: Any) -> Any:
+    if isinstance(value, (bool, int, float, str, torch.dtype)):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _trait(part) for key, part in value.items()}
+    if isinstance(value, Sequence):
+        return [_trait(part) for part in value]
+    if isinstance(value, Set):
+        return frozenset(value)
+    if isinstance(value, partial):
+        return _trait([value.func, value.args, value.keywords])
+    if isinstance(value, MethodType):
+        return id(value.__func__)
+    if isinstance(value, torch.Tensor):
+        is_weight = isinstance(value, nn.Parameter) or value.is_meta or value.numel() > _LARGEST
+        return (value.dtype, value.shape) if is_weight else content_digest(value)
+    # A config is the same object in all layers; a function that is a layer's own makes a kind of its own
+    return type(value) if isinstance(value, nn.Module) else id(value)
+
+
+@contextmanager
+def without_layers(model: Any, skipped: Sequence[nn.Module]) -> Iterator[None]:
+    """Make layers return their input inside the context; they run if the first layer returns more than its states."""
+    returns_states = False
+
+    def watch(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        nonlocal returns_states
+        if inputs and isinstance(inputs[0], torch.Tensor) and isinstance(output, torch.Tensor):
+            returns_states = inputs[0].shape == output.shape
+
+    def passing(forward: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *inputs, **options: inputs[0] if returns_states else forward(*inputs, **options)
+
+    with ExitStack() as stack:
+        for layer in skipped:
+            stack.enter_context(replaced(layer, forward=passing))
+        if skipped:
+            stack.callback(layers_of(model)[0].register_forward_hook(watch).remove)
+        yield
+
+
 SHORTEST = 8
 """Minimum tokens of a sequence that consists of a prefix, a stem and a leaf."""
 _PREFIX = 24
 """Tokens that all sequences share; two thirds of them are the trunk where there is one."""
-_STEMS, _LEAVES = (5, 31, 14), (1, 19, 7)
-"""Lengths of the branches' stems, and of the leaves that each has."""
+_STEMS, _LEAVES = (6, 31), (1, 17)
+"""Lengths of the branches' stems, and of the leaves that each has; together 73 tokens, a prime number, so that a branch
+that is repeated begins at another place of any block of tokens."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,11 @@ Out: why prefixes cannot be shared, why evalkit's output head cannot replace the
 later tokens; empty where nothing is wrong. Sharing is compared by the hidden states of a row as long as the batches
 (`probe.py`), in float32 whatever the weights' dtype, with and without a trunk. A check that could not have detected the
 smallest error, one masked token, is inconclusive and does not pass.
+
+What is wrong in some layer whatever the row's length (positions, masks, caches, rounding) is found in a short row. What
+a greater length changes (windows, selections of tokens, capacities, kernels of another size) is a matter of a layer's
+code and attributes, not of its number, so long rows and sequences run through fewer layers: one of each kind, the
+first, middle and last ones (`probe.repeated_layers`). Only a pass counts there; after a failure all layers are run.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +26,15 @@ from evalkit.models.called import CalledModel
 from evalkit.models.memory import is_out_of_memory
 from evalkit.models.quantisation import exact_activations
 from evalkit.scoring.forward import Forward
-from evalkit.scoring.probe import HALF, SHORTEST, in_float32, make_probe, mask_first
+from evalkit.scoring.probe import (
+    HALF,
+    SHORTEST,
+    in_float32,
+    make_probe,
+    mask_first,
+    repeated_layers,
+    without_layers,
+)
 from evalkit.scoring.tree import Ints
 
 TOLERANCE = 1e-3
@@ -52,6 +65,8 @@ _EXCLUDED = -1e4
 """Log-probability below which a model has masked a token."""
 _SMALL = 128
 """Nodes of the row on which the effect of one masked token is measured."""
+_EARLY = 9
+"""Length of the shortest beginning in the check of lookahead: of tokens that see each other at the start only."""
 _CHUNK = 4096
 
 
@@ -60,6 +75,10 @@ class BatchLengths(NamedTuple):
 
     row: int
     longest: int
+
+
+_SHORT = BatchLengths(256, 96)
+"""Lengths at which all layers are compared: all branches of a probe, and repetitions of them."""
 
 
 class SharingCheck:
@@ -71,13 +90,23 @@ class SharingCheck:
         self._vocabulary = min(int(end.weight.shape[0]) for end in ends if end is not None)
         self._expected = cache(self._run_alone)
 
-    def lookahead(self, length: int, by_states: bool, at_equal_length: bool) -> str:
+    @cached_property
+    def _repeated(self) -> list[torch.nn.Module]:
+        return repeated_layers(self._model)
+
+    def lookahead(self, length: int, by_states: bool, at_equal_length: bool, is_first: bool) -> str:
         """Describe how scores change with later tokens, in sequences of a length; empty if they do not.
+
+        Unless `is_first`, a check of shorter sequences has passed.
 
         Compared is what scores are computed from: the states that evalkit's output head reads (`by_states`), or the
         log-probabilities of the model's own forward pass. The later tokens are left out; or replaced
         (`at_equal_length`), for rotary embeddings that depend on the length.
         """
+        check = partial(self._lookahead, length, by_states, at_equal_length)
+        return "" if not is_first and self._passes_in_few_layers(check) else check()
+
+    def _lookahead(self, length: int, by_states: bool, at_equal_length: bool) -> str:
         columns = torch.from_numpy(self._tokens(_LOGITS, seed=0)).long()
 
         def compared(forward: Forward, tokens: Ints) -> torch.Tensor:
@@ -91,8 +120,7 @@ class SharingCheck:
             forward, sequence = self._forward(wide), self._repetitive(length, seed)
             later = self._repetitive(length if at_equal_length else 0, seed + 2)
             whole, worst = compared(forward, sequence), torch.zeros(length - 1)
-            # No block of more than two tokens divides all of these lengths
-            for cut in sorted({max(1, length * quarters // 4 - 1) for quarters in (1, 3, 4)}):
+            for cut in _cuts(length):
                 part = compared(forward, np.concatenate((sequence[:cut], later[cut:])))
                 worst[:cut] = torch.maximum(worst[:cut], _gaps(part[:cut], whole[:cut]))
             return worst
@@ -125,12 +153,37 @@ class SharingCheck:
         # NaN fails this comparison too
         return "" if gap <= _HEAD_TOLERANCE else f"its output head differs from evalkit's by {gap:.2g} nats"
 
-    def sharing(self, kernel: str, lengths: BatchLengths) -> str:
-        """Return why prefixes cannot be shared by a kernel in batches of up to these lengths; empty if they can."""
+    def sharing(self, kernel: str, lengths: BatchLengths, is_first: bool) -> str:
+        """Return why prefixes cannot be shared by a kernel in batches of up to these lengths; empty if they can.
+
+        Unless `is_first`, a check of shorter batches has passed.
+        """
         if isinstance(self._model, CalledModel) and not self._model.takes_masks:
             return "its forward takes no attention mask"
         if lengths.longest < SHORTEST:
             return f"sequences of {lengths.longest} tokens are too short for the check"
+        if self._repeated:
+            short = BatchLengths(min(lengths.row, _SHORT.row), min(lengths.longest, _SHORT.longest))
+            if is_first and (failure := self._difference(kernel, short)):
+                return failure
+            if self._passes_in_few_layers(partial(self._difference, kernel, lengths)):
+                return ""
+        return self._difference(kernel, lengths)
+
+    def _passes_in_few_layers(self, check: Callable[[], str]) -> bool:
+        if not self._repeated:
+            return False
+        try:
+            with without_layers(self._model, self._repeated):
+                return not check()
+        except Exception as error:  # of the model's code, which may need all layers
+            if is_out_of_memory(error):
+                raise
+            return False
+
+    def _difference(self, kernel: str, lengths: BatchLengths) -> str:
+        """Return how shared states differ from those of sequences alone, or why that cannot be known, or ""."""
+        self._expected = cache(self._run_alone)
         for with_trunk in (False, True):
             with self._widened():
                 failure = self._float32_failure(kernel, lengths, with_trunk)
@@ -231,6 +284,19 @@ class SharingCheck:
             raise RuntimeError("its weights cannot be widened")
         with in_float32(self._model) if self._half else nullcontext(), exact_activations():
             yield
+
+
+def _cuts(length: int) -> list[int]:
+    """Return the lengths of a sequence's beginnings that are compared; no block of tokens divides all of them.
+
+    The shortest one shows a block most surely, most of which it leaves out; the longest one also what acts at the end.
+    """
+    early = _EARLY if length > 2 * _EARLY else 1
+    most = max(1, length * 3 // 4 - 1)
+    # As is `_EARLY`
+    if most > 1 and most % 3 == 0:
+        most -= 1
+    return sorted({early, max(1, length // 4 - 1), most, length - 1})
 
 
 def _systematic(gaps: Callable[[int], torch.Tensor], tolerance: float) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -264,12 +265,25 @@ def chosen(states: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     return output.index_fill(1, states[0].sum(-1).topk(8).indices, 1.0)
 
 
-def prefix(_: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+def prefix(_: torch.Tensor, output: torch.Tensor, size: int = 20) -> torch.Tensor:
     """The first tokens see each other."""
-    return torch.cat((output[:, :20] + output[:, :20].mean(1, keepdim=True), output[:, 20:]), dim=1)
+    return torch.cat((output[:, :size] + output[:, :size].mean(1, keepdim=True), output[:, size:]), dim=1)
 
 
-@pytest.mark.parametrize("change", [*map(blocks_of, (2, 128)), chosen, prefix])
+def last(states: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """Each token sees the last one."""
+    return output + states[:, -1:]
+
+
+def next_one(states: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """As by a convolution that is padded on both sides."""
+    return output + torch.nn.functional.pad(states, (0, 0, 0, 1))[:, 1:]
+
+
+CHANGES = [*map(blocks_of, (2, 3, 9, 15, 16, 47, 63, 128)), chosen, prefix, partial(prefix, size=12), last, next_one]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_tokens_that_see_later_ones(change: Any) -> None:
     """A sequence that is cut at the end of a block would not show it."""
     rejected(hooked(model_of("llama"), change), SHORT)
@@ -410,11 +424,11 @@ def test_few_checks_cover_many_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     real, ran = SharingCheck.sharing, list[int]()
     for most, greatest, checks in ((1024, 1000, 1), (700, 600, 1), (560, 600, 0)):
 
-        def limited(own: SharingCheck, kernel: str, lengths: Any, most: int = most) -> str:
+        def limited(own: SharingCheck, kernel: str, lengths: Any, is_first: bool, most: int = most) -> str:
             if lengths.row > most:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
             ran.append(lengths.row)
-            return real(own, kernel, lengths)
+            return real(own, kernel, lengths, is_first)
 
         monkeypatch.setattr(SharingCheck, "sharing", limited)
         model = model_of("llama")
@@ -434,7 +448,9 @@ def test_checks_of_weights_are_kept_for_their_files_and_failed_ones_never(
     for part in ("lookahead", "head"):
         real = getattr(SharingCheck, part)
         monkeypatch.setattr(
-            SharingCheck, part, lambda own, *lengths, real=real, part=part: ran.append(part) or real(own, *lengths)
+            SharingCheck,
+            part,
+            lambda own, *given, real=real, part=part, **how: ran.append(part) or real(own, *given, **how),
         )
 
     def runs(model: Any, files: str | None, remembers: bool = True) -> int:
