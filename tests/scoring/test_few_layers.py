@@ -97,7 +97,7 @@ def passed_on(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
 def test_layers_of_one_kind_compute_short_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = passed_on(monkeypatch)
     engine, said = checked(deep(), start=item(600))
-    assert engine.shares and not said
+    assert engine.way == "tree" and not said
     kept = {number for number, tokens in seen.items() if tokens == max(seen.values())}
     assert kept == {0, 1, 2, 3, 6, 10, 11}
     assert all(seen[number] < seen[0] / 3 for number in set(range(LAYERS)) - kept)
@@ -123,7 +123,7 @@ def test_a_layer_that_differs_is_kept(monkeypatch: pytest.MonkeyPatch, differenc
         model.model.layers[8].post_attention_layernorm = torch.nn.RMSNorm(64)
     else:
         attention.q_proj = torch.nn.Linear(64, 64, bias=True).requires_grad_(False)
-    assert checked(model)[0].shares
+    assert checked(model)[0].way == "tree"
     assert seen[8] == seen[0] > 2 * seen[9]
 
 
@@ -142,7 +142,7 @@ def test_architectures_that_share(kind: str, settings: dict[str, Any], dtype: to
     """Some layers return more than their states, or read what an earlier layer has kept."""
     model = deep(kind, dtype, **settings)
     engine, _ = checked(model)
-    assert engine.shares, engine.why_not
+    assert engine.way == "tree", engine.why
     if dtype == torch.float32:
         assert from_alone(engine, model, with_choices([4, 300])) <= RELATIVE
 
@@ -163,7 +163,7 @@ def test_a_model_that_forgets_its_inputs(change: Any, kernels: tuple[str, ...], 
         return forward(**inputs)
 
     model.model.forward = forgetful
-    assert not checked(model, 512, kernels=kernels)[0].shares
+    assert checked(model, 512, kernels=kernels)[0].way != "tree"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -177,8 +177,8 @@ def test_a_row_that_changes_layers(
     """Without a cache of the trunk, with it, and in both; from a length on that short rows have, or only long ones."""
     changed(monkeypatch, partial(error, length=length), WHICH[which], cached)
     engine, _ = checked(deep(dtype=dtype), kernels=("tiles",))
-    assert not engine.shares and "states differ by" in engine.why_not
-    assert engine.why_not.endswith("with a cached prefix") == (cached is True)
+    assert engine.way != "tree" and "states differ by" in engine.why
+    assert ("with a cached prefix" in engine.why) == (cached is True)
 
 
 @pytest.mark.parametrize("cached", [None, True])
@@ -186,7 +186,7 @@ def test_a_layer_in_between_that_is_wrong_in_short_rows(monkeypatch: pytest.Monk
     """All layers run there."""
     changed(monkeypatch, partial(across_rows, length=30), lambda number: number == 7, cached)
     engine, _ = checked(deep(), kernels=("tiles",))
-    assert "states differ by" in engine.why_not and "rows of 256 tokens" in engine.why_not
+    assert "states differ by" in engine.why and "rows of 256 tokens" in engine.why
 
 
 @pytest.mark.parametrize("number", [5, 9])
@@ -195,14 +195,14 @@ def test_one_layer_that_is_replaced(number: int) -> None:
     layer = model.model.layers[number]
     forward = layer.forward
     layer.forward = lambda *inputs, **options: across_rows(inputs[0], forward(*inputs, **options), 1200)
-    assert "states differ by" in checked(model, kernels=("tiles",))[0].why_not
+    assert "states differ by" in checked(model, kernels=("tiles",))[0].why
 
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_others_code_that_picks_a_layer_by_its_number(monkeypatch: pytest.MonkeyPatch, cached: bool) -> None:
     changed(monkeypatch, partial(across_rows, length=1200), lambda number: number == 7, cached)
     monkeypatch.setattr("evalkit.scoring.probe.changed_code", changed_code)
-    assert "states differ by" in checked(deep(), kernels=("tiles",))[0].why_not
+    assert "states differ by" in checked(deep(), kernels=("tiles",))[0].why
 
 
 @pytest.mark.parametrize("with_trunk", [False, True])
@@ -217,7 +217,7 @@ def test_a_kernel_in_half_precision_that_is_wrong_in_long_rows(
         return torch.cat((states[:1200], 0.5 * states[1200:])) if is_wrong else states
 
     monkeypatch.setattr(Forward, "_tree_states", wrong)
-    assert "rounding explains" in checked(deep(dtype=torch.bfloat16), kernels=("tiles",))[0].why_not
+    assert "rounding explains" in checked(deep(dtype=torch.bfloat16), kernels=("tiles",))[0].why
 
 
 def test_greater_lengths_within_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def test_greater_lengths_within_scoring(monkeypatch: pytest.MonkeyPatch) -> None
     changed(monkeypatch, partial(across_rows, length=700), WHICH["the upper half"])
     model = deep()
     engine, said = checked(model, 300)
-    assert engine.shares and not said
+    assert engine.way == "tree" and not said
     assert from_alone(engine, model, item(900)) <= RELATIVE
     assert len(said) == 1 and "prefixes are not shared" in said[0]
 
@@ -235,7 +235,7 @@ def test_no_layer_shows_the_smallest_error() -> None:
     for layer in model.model.layers:
         layer.self_attn.v_proj.weight.zero_()
     engine, _ = checked(model)
-    assert not engine.shares and "inconclusive" in engine.why_not
+    assert engine.way != "tree" and "inconclusive" in engine.why
 
 
 # Causality
