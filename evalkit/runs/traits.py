@@ -28,7 +28,7 @@ class BatchDevice(NamedTuple):
     hardware: str
     """The accelerator's name, or the processor's architecture; several names are joined by "+"."""
     kernel: str
-    """Attention kernel. Scored batches: one of `scoring.forward.KERNELS`, or "alone" without shared prefixes. Generated
+    """Attention kernel. Scored batches: one of `scoring.forward.KERNELS`, or another way of `scoring.engine`. Generated
     batches: the model's own implementation."""
     host: str
     threads: int = 0
