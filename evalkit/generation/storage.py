@@ -45,6 +45,9 @@ class Sizes(NamedTuple):
     """Layers that keep something of each token."""
 
 
+NOTHING = Sizes({}, {}, 0)
+
+
 class Calls:
     """Calls of a model with a cache."""
 
@@ -116,14 +119,14 @@ class Storage(ABC):
 
     def run_behind(self, cache: Any, stored: int, ids: Ints, last: int = 1) -> tuple[torch.Tensor, Any]:
         """Run some tokens of one row behind those that its cache has stored; return what `Calls.run` does."""
-        inputs: dict[str, torch.Tensor] = {}
+        inputs: dict[str, Any] = {}
         if self.has_columns and cache is not None:
             inputs["position_ids"] = torch.arange(stored, stored + len(ids), device=self.calls.device)[None]
         return self.calls.run(ids, cache, last, **inputs)
 
     def run_last(self, live: Sequence[Generation], cache: Any) -> tuple[torch.Tensor, Any]:
         """Run the last token of each row; return the logits [rows, vocabulary] of the next one, and the cache."""
-        inputs: dict[str, torch.Tensor] = {}
+        inputs: dict[str, Any] = {}
         if self.has_columns:
             lengths = np.array([[len(row.prompt.tokens) + len(row.tokens)] for row in live])
             inputs["position_ids"] = torch.from_numpy(lengths - 1).to(self.calls.device)
@@ -351,7 +354,7 @@ class OwnCaches(Storage):
 def _has_columns(cache: Any) -> bool:
     """Return whether a model's cache keeps something of each token. Raises `TypeError` for an unknown cache."""
     if cache is None:
-        raise TypeError("the model returns no cache")
+        raise TypeError("no cache is returned")
     if type(cache) not in (Cache, DynamicCache):
         raise TypeError(f"{type(cache).__name__} is an unknown cache")
     kept = [kept for layer in cache.layers for kept in _tensors(layer)]
