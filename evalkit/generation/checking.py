@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from evalkit.errors import CheckpointError, first_line
+from evalkit.generation.own_caches import OwnCaches
 from evalkit.generation.prompts import Ints, Prompt
 from evalkit.generation.rows import NOT_FINITE_ADVICE, Generation
-from evalkit.generation.storage import NOTHING, Calls, OwnCaches, Storage
+from evalkit.generation.storage import NOTHING, Calls, Storage
 
 _CHUNK, _STEPS = 4, 8
 _LENGTHS = (16, 11)

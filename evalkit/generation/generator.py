@@ -1,9 +1,9 @@
 """Generation of a batch: prefill of one prompt after the other, then decoding of all prompts together.
 
 In: a model and a batch of prompts. Out: a `Generation` for each. What the model keeps of the tokens is in evalkit's
-columns of keys and values, or else in the model's own caches (`storage.py`); rows that have ended leave the batch. A
-model that does not reproduce its own logits from either generates one prompt at a time with transformers' `generate`
-(`rows.py`).
+columns of keys and values (`columns.py`), or else in the model's own caches (`own_caches.py`); rows that have ended
+leave the batch. A model that does not give its own logits from either generates one prompt at a time with transformers'
+`generate` (`rows.py`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from evalkit.compatibility.transformers import keeps_state
 from evalkit.display import Say
 from evalkit.errors import ScoringError
 from evalkit.generation.checking import StorageCheck
+from evalkit.generation.columns import Columns
+from evalkit.generation.own_caches import OwnCaches
 from evalkit.generation.prompts import CHUNK, Ints, Prompt
 from evalkit.generation.rows import NOT_FINITE_ADVICE, Generation, choose, generate_with_transformers, sampler_of
-from evalkit.generation.storage import NOTHING, Behind, Calls, Columns, OwnCaches, Storage
+from evalkit.generation.storage import NOTHING, Behind, Calls, Storage
 from evalkit.models.loading.load import LoadedModel
 from evalkit.models.loading.tokenizer import refuse_tokens_without_rows
 from evalkit.models.memory import check_room, is_out_of_memory, refuse_to_split
