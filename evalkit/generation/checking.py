@@ -21,8 +21,9 @@ from evalkit.generation.rows import NOT_FINITE_ADVICE, Generation
 from evalkit.generation.storage import NOTHING, Calls, Storage
 
 _CHUNK, _STEPS = 4, 8
+"""Tokens of a chunk, and last tokens of a text, which are run one by one."""
 _LENGTHS = (16, 11)
-"""Tokens of each text; the last ones are run one by one. The second prompt is shorter than the usual convolutions."""
+"""Tokens of each text. The tokens before the second text's last ones are fewer than those of usual convolutions."""
 _TOLERANCE, _LEAST_EPSILON = 0.6, 2.0**-16
 """Tolerance of the check, in units of rounding: the deviation of the logits that rounding the embeddings once more
 causes in this model, times √(2 layers), since each layer adds twice to what is rounded. A cache's own rounding gives 0
