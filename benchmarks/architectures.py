@@ -173,15 +173,15 @@ class Verdict(NamedTuple):
 def main() -> int:
     """Survey the types and print the table."""
     parser = argparse.ArgumentParser(description="Survey of all causal architectures of the installed transformers.")
-    parser.add_argument("--types", nargs="+", default=[*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VARIANTS])
+    parser.add_argument("--types", nargs="+", help="all, and without --generate the variants, if left out")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--generate", action="store_true", help="compare generated texts, not scores")
     arguments = parser.parse_args()
     print("| type | verdict | seeds | nats from the truth | nats by later tokens | scored by, or message |")
     print("|---|---|---|---|---|---|")
     counts: dict[str, int] = {}
-    for kind in arguments.types:
-        compare = generation_verdict_of if arguments.generate else verdict_of
+    compare, variants = (generation_verdict_of, []) if arguments.generate else (verdict_of, [*VARIANTS])
+    for kind in arguments.types or [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *variants]:
         verdicts = [compare(kind, seed) for seed in range(arguments.seeds)]
         for word in dict.fromkeys(verdict.word for verdict in verdicts):
             members = [verdict for verdict in verdicts if verdict.word == word]

@@ -21,10 +21,15 @@ from evalkit.generation.prompts import Ints, shared_tokens
 from evalkit.generation.rows import Generation
 from evalkit.generation.storage import Behind, Calls, Sizes, Storage
 
-_TOKEN_DIMENSIONS = {"keys": -2, "values": -2, "indexer_keys": 1}
-"""Dimension of the tokens in the tensors of transformers' cache layers that grow with them; rows are the first."""
-_STATES = ("conv_states", "recurrent_states")
-"""Tensors that do not grow with the tokens."""
+_DIMENSIONS = {
+    "keys": (0, -2),
+    "values": (0, -2),
+    "indexer_keys": (0, 1),
+    "indexer_position_ids": (1, 2),
+    "conv_states": (0, None),
+    "recurrent_states": (0, None),
+}
+"""Dimensions of the rows, and of the tokens if they grow with these, of the tensors in transformers' cache layers."""
 
 
 class OwnCaches(Storage):
@@ -98,11 +103,12 @@ class OwnCaches(Storage):
             before = token_bytes.total()
             for kept in _tensors(layer):
                 states = kept.tensor
-                of_row = states.nbytes // len(states)
-                if kept.name in _TOKEN_DIMENSIONS:
-                    token_bytes[states.device] += of_row // states.shape[_TOKEN_DIMENSIONS[kept.name]]
-                else:
+                rows, tokens = _DIMENSIONS[kept.name]
+                of_row = states.nbytes // states.shape[rows]
+                if tokens is None:
                     row_bytes[states.device] += of_row
+                else:
+                    token_bytes[states.device] += of_row // states.shape[tokens]
             layers += token_bytes.total() > before
         return Sizes(token_bytes, row_bytes, layers)
 
@@ -110,7 +116,8 @@ class OwnCaches(Storage):
         for layer in self._joined.layers:
             for kept in _tensors(layer):
                 states = kept.tensor
-                kept.holder[kept.key] = states.index_select(0, torch.tensor(rows, device=states.device))
+                index = torch.tensor(rows, device=states.device)
+                kept.holder[kept.key] = states.index_select(_DIMENSIONS[kept.name][0], index)
 
     def _lengths_shared(self, index: int) -> set[int]:
         """Return the lengths of the prefixes that a prompt shares with later ones."""
@@ -140,10 +147,10 @@ def _has_columns(cache: Any) -> bool:
     if type(cache) not in (Cache, DynamicCache):
         raise TypeError(f"{type(cache).__name__} is an unknown cache")
     names = {kept.name for layer in cache.layers for kept in _tensors(layer)}
-    unknown = names.difference(_TOKEN_DIMENSIONS, _STATES)
+    unknown = names.difference(_DIMENSIONS)
     if unknown:
         raise TypeError(f"{min(unknown)} is an unknown part of its cache")
-    return not names.isdisjoint(_TOKEN_DIMENSIONS)
+    return any(_DIMENSIONS[name][1] is not None for name in names)
 
 
 def _joined_caches(caches: Sequence[Any], longest: int) -> Any:
@@ -189,15 +196,15 @@ def _tensors(layer: Any) -> list[_Kept]:
 
 def _stacked(name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the tensors of single rows as one; those that grow with the tokens are padded in front."""
-    if name in _STATES:
-        return torch.cat(list(parts))
-    dimension = _TOKEN_DIMENSIONS[name]
-    most = max(part.shape[dimension] for part in parts)
+    rows, tokens = _DIMENSIONS[name]
+    if tokens is None:
+        return torch.cat(list(parts), rows)
+    most = max(part.shape[tokens] for part in parts)
     shape = list(parts[0].shape)
-    shape[0] = len(parts)
-    shape[dimension] = most
+    shape[rows] = len(parts)
+    shape[tokens] = most
     whole = parts[0].new_zeros(shape)
-    for row, part in zip(whole.split(1), parts, strict=True):
-        size = part.shape[dimension]
-        row.narrow(dimension, most - size, size).copy_(part)
+    for target, part in zip(whole.split(1, rows), parts, strict=True):
+        size = part.shape[tokens]
+        target.narrow(tokens, most - size, size).copy_(part)
     return whole
