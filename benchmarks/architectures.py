@@ -15,7 +15,8 @@ Prints a table of type → verdict in Markdown:
 - refused, true: evalkit refuses the checkpoint, and the truth says that it is not causal;
 - REFUSED: evalkit refuses the checkpoint, and the truth does not say why;
 - WRONG: evalkit scores, and scores differ or the model is not causal;
-- not built: transformers cannot build the model from its config, or cannot run it on tokens alone.
+- not built: transformers cannot build the model from its config, or cannot run it on tokens alone;
+- agrees with passes: generated texts are those of passes without a cache, and `generate` gives others.
 
 Exits with 1 if a verdict is WRONG or REFUSED.
 
@@ -235,8 +236,13 @@ def generation_verdict_of(kind: str, seed: int) -> Verdict:
         except Exception as error:  # a traceback is a defect of evalkit
             return Verdict("WRONG", way=f"{type(error).__name__}: {first_line(error)[:150]}")
     gap = max(float(np.abs(np.array(row.logprobs) - own).max()) for row, own in zip(made, answers, strict=True))
-    right = [row.tokens for row in made] == expected and gap <= TOLERANCE
-    return Verdict("agrees" if right else "WRONG", gap, way=way_of(generator))
+    texts = [row.tokens for row in made]
+    word = "WRONG"
+    if gap <= TOLERANCE and texts == expected:
+        word = "agrees"
+    elif gap <= TOLERANCE and texts == [truth.text(prompt, use_cache=False) for prompt in prompts()]:
+        word = "agrees with passes"
+    return Verdict(word, gap, way=way_of(generator))
 
 
 def way_of(generator: Generator) -> str:
@@ -359,13 +365,13 @@ class Truth:
             gaps.append(float(gap[:, 3 : VOCABULARY - 20].max()))
         return max(gaps)
 
-    def text(self, prompt: Prompt) -> list[int]:
+    def text(self, prompt: Prompt, use_cache: bool = True) -> list[int]:
         """Return the tokens of the model's own greedy text."""
         ids = torch.from_numpy(prompt.tokens)[None]
         ends = sorted(prompt.stops.ends)
         self._model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=0)
-        mask = torch.ones_like(ids)
-        text = self._model.generate(ids, attention_mask=mask, max_new_tokens=prompt.max_new_tokens, do_sample=False)
+        settings = {"max_new_tokens": prompt.max_new_tokens, "do_sample": False, "use_cache": use_cache}
+        text = self._model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
         return [int(token) for token in text[0, len(prompt.tokens) :]]
 
     def answers(self, prompt: Prompt) -> list[float]:

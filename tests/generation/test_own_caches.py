@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from benchmarks.architectures import TYPES, tiny_settings, way_of
 from evalkit.generation.generator import Generator
+from evalkit.generation.own_caches import OwnCaches
 from evalkit.generation.prompts import Capacity, Decoding, Prompt, Stops, capacity_of, estimate_line, measured_speed
 from evalkit.generation.rows import Generation
 from tests.devices import DEVICES
@@ -90,6 +92,15 @@ def test_models_without_batches(kind: str) -> None:
     assert generator.without_cache.startswith(type(model).__name__)
     assert (generator.token_bytes, generator.row_bytes) == (0, 0)
     assert capacity_of(generator, None, 512) == Capacity(512, 1, 8, 0)
+    assert [row.tokens for row in generator.generate(prompts(many))] == [by_transformers(model, ids) for ids in many]
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma3_text"])
+def test_sliding_windows(kind: str) -> None:
+    """Caches that drop the keys and values behind a window, of prompts shorter and longer than it."""
+    model, many = tiny(kind), tokens(7, 40, 1, 23, 15, 16, 17)
+    generator = Generator(model)
+    generator.storage = partial(OwnCaches, chunk=8)
     assert [row.tokens for row in generator.generate(prompts(many))] == [by_transformers(model, ids) for ids in many]
 
 
