@@ -38,7 +38,7 @@ class Columns(Storage):
             self._copy((source.place, source.start), (row.place, row.start), row.reused)
         cache = self._view(slice(row.place, row.place + 1), row.start, row.reused)
         for begin, end in self.parts(row.reused, [len(tokens)]):
-            logits = self._run_behind(cache, begin, tokens[begin:end])
+            logits, _ = self.run_behind(cache, begin, tokens[begin:end])
         return logits[:, -1]
 
     @contextmanager
@@ -51,7 +51,8 @@ class Columns(Storage):
 
         def behind(ids: Ints) -> torch.Tensor:
             cache = self._view(slice(row.place, row.place + 1), row.start, stored)
-            return self._run_behind(cache, stored, ids, len(ids))
+            logits, _ = self.run_behind(cache, stored, ids, len(ids))
+            return logits
 
         yield behind
         for layer, copies in zip(self.layers, before, strict=True):
@@ -70,7 +71,7 @@ class Columns(Storage):
         return sorted(live, key=lambda row: row.place)
 
     def step(self, live: Sequence[Generation]) -> torch.Tensor:
-        logits, _ = self.run_last(live, self._view(slice(0, len(live)), 0, self.used), **self.placed(live))
+        logits, _ = self.run_last(live, self._view(slice(0, len(live)), 0, self.used))
         return logits
 
     def sizes(self) -> Sizes:
@@ -79,12 +80,6 @@ class Columns(Storage):
             for states in layer:
                 token_bytes[states.device] += states[0, :, 0].nbytes
         return Sizes(token_bytes, {}, sum(bool(layer) for layer in self.layers))
-
-    def _run_behind(self, cache: Cache, stored: int, ids: Ints, last: int = 1) -> torch.Tensor:
-        """Return the logits after the last of some tokens of one row, behind those that its cache has stored."""
-        positions = torch.arange(stored, stored + len(ids), device=self.calls.device)[None]
-        logits, _ = self.calls.run(ids, cache, last, position_ids=positions)
-        return logits
 
     def put(self, layer: int, rows: slice, column: int, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Write new keys and values, [rows, heads, tokens, size], from a column on; return all of the layer."""

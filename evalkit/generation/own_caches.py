@@ -42,7 +42,8 @@ class OwnCaches(Storage):
         self._shared: dict[bytes, Any] = {}
         """Caches of the chunks with which a later prompt begins, by their token ids."""
         self._before_answers: Any = None
-        self._has_columns = False
+        # As `generate` does
+        self.gives_positions = calls.takes_positions
 
     def prefill(self, index: int) -> torch.Tensor:
         row, logits = self.rows[index], torch.empty(0)
@@ -53,8 +54,8 @@ class OwnCaches(Storage):
         cache = self._begun(index, most)
         self._before_answers = copy.deepcopy(cache) if row.reused == most else None
         for begin, end in self.parts(row.reused, [most, len(tokens)]):
-            logits, cache = self.calls.run(tokens[begin:end], cache)
-            self._has_columns = _has_columns(cache)
+            logits, cache = self.run_behind(cache, begin, tokens[begin:end])
+            self.has_columns = _has_columns(cache)
             if end in shared and end <= most:
                 self._shared[tokens[:end].tobytes()] = copy.deepcopy(cache)
             if end == most and row.prompt.answers:
@@ -64,13 +65,13 @@ class OwnCaches(Storage):
 
     @contextmanager
     def before_answers(self, index: int) -> Iterator[Behind | None]:
-        stored = self._before_answers
+        stored, cache = self.rows[index].prompt.shared - 1, self._before_answers
 
         def behind(ids: Ints) -> torch.Tensor:
-            logits, _ = self.calls.run(ids, copy.deepcopy(stored), len(ids))
+            logits, _ = self.run_behind(copy.deepcopy(cache), stored, ids, len(ids))
             return logits
 
-        yield None if stored is None else behind
+        yield None if cache is None else behind
         self._before_answers = None
 
     def without_ended(self, rows: Sequence[Generation]) -> list[Generation]:
@@ -89,10 +90,7 @@ class OwnCaches(Storage):
         return live
 
     def step(self, live: Sequence[Generation]) -> torch.Tensor:
-        is_padded = self._has_columns and any(row.start for row in live)
-        # The model itself places the tokens of a text that begins in the first column, as in `generate`
-        inputs = self.placed(live) if is_padded else {}
-        logits, self._joined = self.run_last(live, self._joined, **inputs)
+        logits, self._joined = self.run_last(live, self._joined)
         return logits
 
     def sizes(self) -> Sizes:

@@ -47,6 +47,7 @@ class Calls:
         parameters = inspect.signature(model.forward).parameters
         is_key_value = "past_key_values" in parameters or "cache_params" not in parameters
         self._cache = "past_key_values" if is_key_value else "cache_params"
+        self.takes_positions = "position_ids" in parameters
         # Only the logits of a chunk's last tokens are needed
         self._is_short = "logits_to_keep" in parameters
 
@@ -66,6 +67,10 @@ class Calls:
 
 class Storage(ABC):
     """What a model keeps of the tokens of a batch."""
+
+    gives_positions = True
+    has_columns = True
+    """Whether something is kept of each token, so that a mask can hide it."""
 
     def __init__(self, calls: Calls, rows: Sequence[Generation], chunk: int) -> None:
         self.calls, self.rows, self.chunk = calls, rows, chunk
@@ -104,18 +109,23 @@ class Storage(ABC):
             yield done, end
             done = end
 
-    def placed(self, live: Sequence[Generation]) -> dict[str, torch.Tensor]:
-        """Return the positions of each row's last token, and a mask of the columns of its text if rows are padded."""
-        lengths = np.array([[len(row.prompt.tokens) + len(row.tokens)] for row in live])
-        inputs = {"position_ids": torch.from_numpy(lengths - 1).to(self.calls.device)}
+    def run_behind(self, cache: Any, stored: int, ids: Ints, last: int = 1) -> tuple[torch.Tensor, Any]:
+        """Run some tokens of one row behind those that its cache has stored; return what `Calls.run` does."""
+        inputs: dict[str, Any] = {}
+        if self.gives_positions:
+            inputs["position_ids"] = torch.arange(stored, stored + len(ids), device=self.calls.device)[None]
+        return self.calls.run(ids, cache, last, **inputs)
+
+    def run_last(self, live: Sequence[Generation], cache: Any) -> tuple[torch.Tensor, Any]:
+        """Run the last token of each row; return the logits [rows, vocabulary] of the next one, and the cache."""
+        inputs: dict[str, Any] = {}
+        if self.gives_positions:
+            lengths = np.array([[len(row.prompt.tokens) + len(row.tokens)] for row in live])
+            inputs["position_ids"] = torch.from_numpy(lengths - 1).to(self.calls.device)
         starts = np.array([[row.start] for row in live])
-        if starts.any():
+        if self.has_columns and starts.any():
             mask = np.arange(self.used + 1) >= starts
             inputs["attention_mask"] = torch.from_numpy(mask.astype(np.int64)).to(self.calls.device)
-        return inputs
-
-    def run_last(self, live: Sequence[Generation], cache: Any, **inputs: Any) -> tuple[torch.Tensor, Any]:
-        """Run the last token of each row; return the logits [rows, vocabulary] of the next one, and the cache."""
         ids = np.array([[row.tokens[-1]] for row in live])
         logits, cache = self.calls.run(ids, cache, **inputs)
         self.used += 1

@@ -31,9 +31,9 @@ IN_CHUNKS = [
     "kimi_linear", "bailing_hybrid", "inkling_text", "deepseek_v32", "glm_moe_dsa",
 ]  # fmt: skip
 """Of most, several tokens behind a state give the logits of a single pass."""
-WHOLE = ["mamba", "falcon_mamba", "jamba", "zamba", "nemotron_h"]
+WHOLE = ["mamba", "falcon_mamba", "jamba", "zamba", "nemotron_h", "zamba2", "roberta"]
 """Of these they do not, or a single token does not."""
-ONE_BY_ONE = ["bart", "roformer", "git", "moshi", "deepseek_v4", "minimax", "roberta", "recurrent_gemma", "rwkv"]
+ONE_BY_ONE = ["bart", "roformer", "git", "moshi", "deepseek_v4", "minimax", "trocr", "recurrent_gemma", "rwkv"]
 """Positions that padding moves; caches with parts of their own; states in the model, or in no cache."""
 FAST = ["mamba", "qwen3_next", "falcon_h1", "lfm2", "nemotron_h"]
 
