@@ -33,7 +33,7 @@ IN_CHUNKS = [
 """Of most, several tokens behind a state give the logits of a single pass."""
 WHOLE = ["mamba", "falcon_mamba", "jamba", "zamba", "nemotron_h", "zamba2", "roberta"]
 """Of these they do not, or a single token does not."""
-ONE_BY_ONE = ["bart", "roformer", "git", "moshi", "deepseek_v4", "minimax", "trocr", "recurrent_gemma", "rwkv"]
+ONE_BY_ONE = ["bart", "roformer", "git", "deepseek_v4", "minimax", "trocr", "recurrent_gemma", "rwkv"]
 """Positions that padding moves; caches with parts of their own; states in the model, or in no cache."""
 FAST = ["mamba", "qwen3_next", "falcon_h1", "lfm2", "nemotron_h"]
 
