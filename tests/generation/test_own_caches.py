@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,7 +104,11 @@ def test_sliding_windows(kind: str) -> None:
     assert [row.tokens for row in generator.generate(prompts(many))] == [by_transformers(model, ids) for ids in many]
 
 
-QWEN, MAMBA = Generator(tiny("qwen3_next"), chunk=8), Generator(tiny("mamba"), chunk=8)
+TOKENIZER = SimpleNamespace(
+    decode=lambda ids, skip_special_tokens=False: " ".join(map(str, ids)), encode=lambda text, **_: text.split()
+)
+"""The text of a token is its number."""
+QWEN, MAMBA = (Generator(tiny(kind), chunk=8, tokenizer=TOKENIZER) for kind in ("qwen3_next", "mamba"))
 
 
 @pytest.mark.parametrize("generator", [QWEN, MAMBA], ids=["qwen3_next", "mamba"])
@@ -134,10 +138,6 @@ def test_shared_prefixes_in_any_order(rows: list[tuple[int, int]]) -> None:
 @pytest.mark.parametrize("generator", [QWEN, MAMBA], ids=["qwen3_next", "mamba"])
 def test_stops_and_seeds(generator: Generator) -> None:
     """A pattern, stop strings, and sampling under settings end and choose as with transformers, prompt by prompt."""
-    tokenizer = SimpleNamespace(
-        decode=lambda ids, skip_special_tokens=False: " ".join(map(str, ids)), encode=lambda text, **_: text.split()
-    )
-    generator._tokenizer = tokenizer
     many = tokens(9, 30, 12, 20, 3)
     free = [row.tokens for row in generator.generate(prompts(many))]
     batch = prompts(many)
@@ -188,6 +188,7 @@ def test_faults_of_a_cache_are_found(fault: str, way: str) -> None:
     model = tiny("qwen3_next")
     forward = model.forward
 
+    @wraps(forward)
     def faulty(input_ids: Any, past_key_values: Any = None, **inputs: Any) -> Any:
         if fault == "forgets a state" and past_key_values is not None and input_ids.shape[1] > 1:
             for layer in past_key_values.layers:
@@ -206,7 +207,7 @@ def test_faults_of_a_cache_are_found(fault: str, way: str) -> None:
 
 def test_memory_is_that_of_states_and_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mamba keeps a row's states only; of Falcon-H1, half of the room is for states."""
-    config = MAMBA._model.config
+    config = tiny("mamba").config
     states = config.intermediate_size * (config.conv_kernel + config.state_size)
     assert (MAMBA.token_bytes, MAMBA.row_bytes) == (0, 4 * 4 * states)
     assert capacity_of(MAMBA, None, 512) == Capacity(512 * 16, 16, 8, 0, MAMBA.row_bytes)
