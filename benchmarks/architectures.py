@@ -2,7 +2,7 @@
 
     python benchmarks/architectures.py                      # all model types, three seeds: 20 minutes on a core
     python benchmarks/architectures.py --types doge whisper --seeds 1
-    python benchmarks/architectures.py --generate           # greedy texts in batches: 5 minutes
+    python benchmarks/architectures.py --generate           # texts in batches, three seeds: 10 minutes
 
 A tiny checkpoint with random weights is written for each type of transformers' causal mapping and seed, with short
 windows wherever the config has any. evalkit loads it and scores sequences of up to 200 tokens in shared batches. A
