@@ -2,6 +2,7 @@
 
     python benchmarks/architectures.py                      # all model types, three seeds: 20 minutes on a core
     python benchmarks/architectures.py --types doge whisper --seeds 1
+    python benchmarks/architectures.py --generate           # texts in batches, three seeds: 10 minutes
 
 A tiny checkpoint with random weights is written for each type of transformers' causal mapping and seed, with short
 windows wherever the config has any. evalkit loads it and scores sequences of up to 200 tokens in shared batches. A
@@ -14,9 +15,14 @@ Prints a table of type → verdict in Markdown:
 - refused, true: evalkit refuses the checkpoint, and the truth says that it is not causal;
 - REFUSED: evalkit refuses the checkpoint, and the truth does not say why;
 - WRONG: evalkit scores, and scores differ or the model is not causal;
-- not built: transformers cannot build the model from its config, or cannot run it on tokens alone.
+- not built: transformers cannot build the model from its config, or cannot run it on tokens alone;
+- agrees with passes: generated texts are those of passes without a cache, and `generate` gives others.
 
 Exits with 1 if a verdict is WRONG or REFUSED.
+
+With `--generate`, evalkit generates texts from a batch of prompts of 1 to 41 tokens, in chunks of eight, and scores
+answers to them. The truth is transformers' own greedy `generate` on each prompt, and a pass over each prompt with its
+answer.
 """
 
 from __future__ import annotations
@@ -32,12 +38,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from evalkit.compatibility.transformers import quiet
 from evalkit.errors import EvalkitError, first_line
+from evalkit.generation.generator import Generator
+from evalkit.generation.prompts import Prompt, Stops
 from evalkit.models.loading.load import load
 from evalkit.models.loading.locate import locate
 from evalkit.models.zoo.train_tokenizer import train_tokenizer
@@ -102,7 +110,9 @@ _BLT_WIDTH = {"hidden_size_global": 128, "num_hidden_layers": 2}
 TYPES: Mapping[str, Mapping[str, Any]] = {
     **_each(_LATENT, "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa longcat_flash minicpm3 "
             "youtu"),
-    **_each(_MAMBA, "bamba granitemoehybrid"),
+    **_each({**_LATENT, "layer_types": ["linear_attention", "full_attention"] * 2}, "bailing_hybrid kimi_linear"),
+    "bamba": {**_MAMBA, "attn_layer_indices": [1, 3]},
+    "granitemoehybrid": {**_MAMBA, "layer_types": ["mamba", "attention"] * 2},
     "falcon_h1": {**_MAMBA, "mamba_d_ssm": 128},
     "blt": {"encoder_config": _BLT_WIDTH, "decoder_config": _BLT_WIDTH, "patcher_config": {"num_hidden_layers": 2},
             "global_config": {"hidden_size": 128, "head_dim": 32}},
@@ -118,6 +128,7 @@ TYPES: Mapping[str, Mapping[str, Any]] = {
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     "gemma4_unified": {"vision_config": None, "audio_config": None},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
@@ -163,14 +174,16 @@ class Verdict(NamedTuple):
 def main() -> int:
     """Survey the types and print the table."""
     parser = argparse.ArgumentParser(description="Survey of all causal architectures of the installed transformers.")
-    parser.add_argument("--types", nargs="+", default=[*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VARIANTS])
+    parser.add_argument("--types", nargs="+", help="all, and without --generate the variants, if left out")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--generate", action="store_true", help="compare generated texts, not scores")
     arguments = parser.parse_args()
     print("| type | verdict | seeds | nats from the truth | nats by later tokens | scored by, or message |")
     print("|---|---|---|---|---|---|")
     counts: dict[str, int] = {}
-    for kind in arguments.types:
-        verdicts = [verdict_of(kind, seed) for seed in range(arguments.seeds)]
+    compare, variants = (generation_verdict_of, []) if arguments.generate else (verdict_of, [*VARIANTS])
+    for kind in arguments.types or [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *variants]:
+        verdicts = [compare(kind, seed) for seed in range(arguments.seeds)]
         for word in dict.fromkeys(verdict.word for verdict in verdicts):
             members = [verdict for verdict in verdicts if verdict.word == word]
             gap, ahead = (max(getattr(one, name) for one in members) for name in ("gap", "ahead"))
@@ -202,6 +215,56 @@ def verdict_of(kind: str, seed: int) -> Verdict:
     gap = max(float(np.abs(a - b).max()) for a, b in zip(found, expected, strict=True))
     right = gap <= TOLERANCE and ahead <= NOT_CAUSAL
     return Verdict("agrees" if right else "WRONG", gap, ahead, way)
+
+
+def generation_verdict_of(kind: str, seed: int) -> Verdict:
+    """Write a checkpoint of a type, and compare evalkit's texts in a batch with transformers' own, one by one."""
+    with tempfile.TemporaryDirectory() as name, quiet(), torch.no_grad():
+        folder = Path(name)
+        try:
+            write_checkpoint(kind, seed, folder)
+            truth = Truth(folder)
+            expected = [truth.text(prompt) for prompt in prompts()]
+            answers = [truth.answers(prompt) for prompt in prompts()]
+        except Exception as error:  # of transformers' code
+            return Verdict("not built", way=f"{type(error).__name__}: {first_line(error)[:150]}")
+        try:
+            generator = Generator(load(locate(str(folder)), device="cpu", dtype="float32").model, chunk=8)
+            made = generator.generate(prompts())
+        except EvalkitError as error:
+            return Verdict("REFUSED", way=str(error).replace(name, "…"))
+        except Exception as error:  # a traceback is a defect of evalkit
+            return Verdict("WRONG", way=f"{type(error).__name__}: {first_line(error)[:150]}")
+    gap = max(float(np.abs(np.array(row.logprobs) - own).max()) for row, own in zip(made, answers, strict=True))
+    texts = [row.tokens for row in made]
+    word = "WRONG"
+    if gap <= TOLERANCE and texts == expected:
+        word = "agrees"
+    elif gap <= TOLERANCE and texts == [truth.text(prompt, use_cache=False) for prompt in prompts()]:
+        word = "agrees with passes"
+    return Verdict(word, gap, way=way_of(generator))
+
+
+def way_of(generator: Generator) -> str:
+    """Return how a generator's texts are generated."""
+    if generator.storage is None:
+        return f"one by one: {generator.without_cache}"
+    whole = "" if generator.storage.keywords["chunk"] else ", whole prompts"
+    return f"{generator.storage.func.__name__}{whole}"
+
+
+def prompts() -> list[Prompt]:
+    """Return prompts of 1 to 41 tokens, shorter and longer than the windows; the last two begin alike."""
+    dice = np.random.default_rng(0)
+    start = dice.integers(3, VOCABULARY - 20, 20)
+    made = [dice.integers(3, VOCABULARY - 20, length) for length in (37, 5, 1, 23, 9)]
+    made += [np.concatenate((start, dice.integers(3, VOCABULARY - 20, length))) for length in (21, 19)]
+    answers = tuple(dice.integers(3, VOCABULARY - 20, length) for length in (4, 1))
+    stops = Stops(ends=frozenset([2]))
+    return [
+        Prompt(index, tokens, 12, stops, answers=answers, shared=max(1, len(tokens) - index % 3))
+        for index, tokens in enumerate(made)
+    ]
 
 
 def write_checkpoint(kind: str, seed: int, folder: Path) -> None:
@@ -303,6 +366,20 @@ class Truth:
             gap = (self._logs(ids[:cut]) - whole[:cut]).abs()
             gaps.append(float(gap[:, 3 : VOCABULARY - 20].max()))
         return max(gaps)
+
+    def text(self, prompt: Prompt, use_cache: bool = True) -> list[int]:
+        """Return the tokens of the model's own greedy text."""
+        ids = torch.from_numpy(prompt.tokens)[None]
+        ends = sorted(prompt.stops.ends)
+        self._model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=0)
+        settings = {"max_new_tokens": prompt.max_new_tokens, "do_sample": False, "use_cache": use_cache}
+        text = self._model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+        return [int(token) for token in text[0, len(prompt.tokens) :]]
+
+    def answers(self, prompt: Prompt) -> list[float]:
+        """Return the log-likelihood of each answer."""
+        sequences = [np.concatenate((prompt.tokens[: prompt.shared], answer)) for answer in prompt.answers]
+        return [float(self.scores(tokens)[prompt.shared - 1 :].sum()) for tokens in sequences]
 
     def _logs(self, ids: torch.Tensor) -> torch.Tensor:
         """Return log-probabilities, [length, vocabulary]."""

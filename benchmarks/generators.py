@@ -1,6 +1,7 @@
 """Speed of three generators on the same token ids in one process: evalkit's, `generate`, `generate_batch`.
 
     python benchmarks/generators.py --longbench ROWS --documents DOCUMENTS --rounds 2
+    python benchmarks/generators.py --states mamba falcon_h1 qwen3_next --rounds 3    # 10 minutes on a core
 
 Long prompts are the first row of some LongBench tasks; short ones are questions of ARC-Easy after four examples, in
 lm-eval's format. All use float32, greedy decoding, the same maximum of new tokens and the same stopping criteria, which
@@ -8,6 +9,8 @@ transformers' `generate` applies to each row; its batches are padded on the left
 `generate_batch` (continuous batching) takes end tokens only: its output is truncated at a stop. Each round runs the
 generators in the opposite order. Prints Markdown: prompts, seconds of each round, and the number of
 prompts with equal tokens.
+
+With `--states`, models of these types with random weights generate in evalkit's batches and one by one, by CPU seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, StoppingCriteria
+from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from evalkit.data.sampling import FirstDocuments
 from evalkit.generation.generator import Generator
@@ -52,7 +56,11 @@ def main() -> None:
     parser.add_argument(
         "--continuous", action="store_true", help="also measure generate_batch, which needs most memory"
     )
+    parser.add_argument("--states", nargs="+", default=[], help="model types of which random models are made")
     options = parser.parse_args()
+    if options.states:
+        compare_states(options.states, options.rounds)
+        return
     loaded = load(locate(options.model), dtype="float32")
     ways: dict[str, Way] = {
         "evalkit": evalkit(loaded),
@@ -71,6 +79,49 @@ def main() -> None:
         for shots in (0, 4):
             short = questions_of(loaded, options.documents, shots, options.questions, options.new_tokens)
             compare(f"{len(short)} questions, {shots} examples", short, ways, options.rounds)
+
+
+def compare_states(kinds: Sequence[str], rounds: int) -> None:
+    """Time batches and single prompts of random models, in turn."""
+    print("| model | prompts | batches, s | one by one, s | alike |\n|---|---|---|---|---|", flush=True)
+    for kind in kinds:
+        model = state_model(kind)
+        batched, single = Generator(model), Generator(model)
+        single.storage = None
+        dice = np.random.default_rng(0)
+        start = dice.integers(3, 2000, 1024)
+        short = [dice.integers(3, 2000, size) for size in dice.integers(40, 240, 16)]
+        sets = {"16 of 40 to 240 tokens, 32 new": (short, 32)}
+        sets["8 that share 1,024 tokens, 8 new"] = ([np.concatenate([start, ids]) for ids in short[:8]], 8)
+        for name, (many, most) in sets.items():
+            prompts = [Prompt(number, ids, most) for number, ids in enumerate(many)]
+            seconds: dict[Generator, list[float]] = {batched: [], single: []}
+            texts: dict[Generator, list[list[int]]] = {}
+            for number in range(rounds):
+                for generator in [batched, single][:: 1 if number % 2 == 0 else -1]:
+                    started = time.process_time()
+                    texts[generator] = [one.tokens for one in generator.generate(prompts)]
+                    seconds[generator].append(time.process_time() - started)
+            alike = sum(a == b for a, b in zip(*texts.values(), strict=True))
+            times = [", ".join(f"{one:.2f}" for one in seconds[generator]) for generator in seconds]
+            print(
+                f"| {kind}, {model.num_parameters() / 1e6:.0f} M | {name} | {' | '.join(times)} | {alike} |", flush=True
+            )
+
+
+def state_model(kind: str) -> Any:
+    """Return a model of eight layers of 256 channels with random weights."""
+    sizes: dict[str, Any] = {"vocab_size": 2048, "hidden_size": 256, "num_hidden_layers": 8, "state_size": 16}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 512}
+    sizes |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    sizes |= {"mamba_d_ssm": 512, "mamba_n_heads": 8, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 64}
+    sizes |= {"linear_num_key_heads": 4, "linear_num_value_heads": 4, "linear_key_head_dim": 64}
+    sizes |= {"linear_value_head_dim": 64, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+    sizes |= {"shared_expert_intermediate_size": 256}
+    kind_of = CONFIG_MAPPING[kind]
+    torch.manual_seed(0)
+    known = {key: value for key, value in sizes.items() if key in kind_of().to_dict()}
+    return AutoModelForCausalLM.from_config(kind_of(**known)).eval()
 
 
 def rows_of(loaded: LoadedModel, folder: Path, tasks: Sequence[str], window: int) -> list[Prompt]:

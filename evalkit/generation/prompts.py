@@ -174,7 +174,9 @@ class Capacity:
     most_rows: int
     chunk: int
     token_bytes: int
-    """Bytes of one token's keys and values, in all layers; 0 if the model has no key-value cache."""
+    """Bytes of one token's keys and values, in all layers; 0 if the model keeps none."""
+    row_bytes: int = 0
+    """Bytes of a prompt's states, which do not grow with its tokens."""
 
     def batches(self, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
         """Group prompts into batches: next to each other those that share a chunk; padding counts as tokens."""
@@ -208,12 +210,21 @@ def capacity_of(generator: Generator, budget: int | None, context: int, most_tex
     """
     is_gpu = generator.device.type == "cuda"
     share = _GPU_SHARE if is_gpu else _CPU_SHARE
-    # Each layer's keys and values are on its device
-    rooms = [int(generator.memory[device] * share) // size for device, size in generator.token_bytes_on.items() if size]
-    # Without a key-value cache, prompts are generated one by one
-    tokens = budget or (max(1, min(rooms)) if rooms else context)
     most_rows = 1 if generator.without_cache else _GPU_ROWS if is_gpu else _CPU_ROWS
-    return Capacity(tokens, min(most_rows, most_texts or most_rows), generator.chunk, generator.token_bytes)
+    sizes = generator.sizes
+    # Each layer's keys, values and states are on its device
+    rooms = {device: int(generator.memory[device] * share) for device in {*sizes.token_bytes, *sizes.row_bytes}}
+    for device, size in sizes.row_bytes.items():
+        # The other half is for keys and values
+        most_rows = max(1, min(most_rows, rooms[device] // 2 // size))
+    tokens = [
+        (rooms[device] - most_rows * sizes.row_bytes.get(device, 0)) // size
+        for device, size in sizes.token_bytes.items()
+    ]
+    # Without keys and values, only the number of prompts is limited
+    most_tokens = budget or (max(1, min(tokens)) if tokens else context * most_rows)
+    most_rows = min(most_rows, most_texts or most_rows)
+    return Capacity(most_tokens, most_rows, generator.chunk, generator.token_bytes, generator.row_bytes)
 
 
 @dataclass(frozen=True)
@@ -225,14 +236,14 @@ class Speed:
     square: float
     """Attention operations per pair of tokens: four per channel."""
     weights: float
-    """Bytes of weights read in a decoding step, once for all rows; keys and values are added per row."""
+    """Bytes of weights read in a decoding step, once for all rows; keys, values and states are added per row."""
     operations_a_second: float
     bytes_a_second: float
 
     def seconds(self, prompt: Prompt, capacity: Capacity) -> float:
         """Return the seconds of a prompt and of its largest number of generated tokens, in the largest batch."""
         rows = max(1, min(capacity.most_rows, capacity.tokens // prompt.columns))
-        read = float(self.weights / rows + prompt.columns * capacity.token_bytes)
+        read = float(self.weights / rows + prompt.columns * capacity.token_bytes + capacity.row_bytes)
         operations = _operations(self.linear, self.square, len(prompt.tokens))
         return operations / self.operations_a_second + prompt.max_new_tokens * read / self.bytes_a_second
 
@@ -242,7 +253,8 @@ def estimate_line(prompts: Sequence[Prompt], capacity: Capacity, speed: Speed) -
     tokens = sum(len(prompt.tokens) for prompt in prompts)
     new = sum(prompt.max_new_tokens for prompt in prompts)
     most = max(prompt.columns for prompt in prompts)
-    stored = max(most, min(capacity.tokens, most * capacity.most_rows)) * capacity.token_bytes / 2**30
+    kept = max(most, min(capacity.tokens, most * capacity.most_rows)) * capacity.token_bytes
+    stored = (kept + capacity.most_rows * capacity.row_bytes) / 2**30
     seconds = sum(speed.seconds(prompt, capacity) for prompt in prompts)
     return (
         f"{tokens:,} prompt tokens and up to {new:,} generated ones: about "
@@ -257,7 +269,8 @@ def measured_speed(model: Any, generator: Generator, context: int) -> Speed:
     total = sum(parameter.numel() for parameter in model.parameters())
     untied = model.get_output_embeddings().weight is not embedding
     linear = 2 * (total - embedding.numel())
-    square = 4 * config.num_hidden_layers * config.hidden_size
+    layers = generator.sizes.attention_layers if generator.sizes.row_bytes else config.num_hidden_layers
+    square = 4 * layers * config.hidden_size
     weights = (total - untied * embedding.numel()) * embedding.element_size()
     length = max(1, min(CHUNK, context - 1 - _STEPS))
     prompt = Prompt(-1, np.arange(length, dtype=np.int64) % embedding.shape[0], 1 + _STEPS)
@@ -265,7 +278,7 @@ def measured_speed(model: Any, generator: Generator, context: int) -> Speed:
     [measured] = generator.generate([prompt])
     operations_a_second = _operations(linear, square, length) / max(measured.prompt_seconds, 1e-9)
     step = max(measured.seconds - measured.prompt_seconds, 1e-9) / _STEPS
-    bytes_a_second = (weights + length * generator.token_bytes) / step
+    bytes_a_second = (weights + length * generator.token_bytes + generator.row_bytes) / step
     return Speed(linear, square, weights, operations_a_second, bytes_a_second)
 
 

@@ -1,7 +1,7 @@
 """Decoding of one prompt: its tokens so far, its stopping criteria, transformers' logits processors and sampling.
 
-In: a `Prompt`, then logits step by step. Out: a `Generation`. Models that do not run on evalkit's key-value cache are
-decoded by transformers' `generate`, with the same choice of tokens.
+In: a `Prompt`, then logits step by step. Out: a `Generation`. Models that do not run in batches are decoded by
+transformers' `generate`, with the same choice of tokens.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Generation:
         self.ended = ""
         """Why generation stopped: "end" (end token), "enough" (stop text or pattern found) or "length"."""
         self.reused = 0
-        """Prompt tokens whose keys and values were copied from another prompt."""
+        """Prompt tokens whose keys, values and states were copied from another prompt."""
         self.logprobs: list[float] = []
         """Log-likelihood of each of the prompt's answers, in nats."""
         self.prompt_seconds = 0.0
@@ -143,7 +143,7 @@ def choose(rows: Sequence[Generation], logits: torch.Tensor) -> list[int]:
 
 
 def generate_with_transformers(model: Any, row: Generation) -> None:
-    """Generate the tokens of a row until it ends, by a model without evalkit's cache."""
+    """Generate the tokens of a row until it ends, by a model that does not run in batches."""
     ids = torch.from_numpy(row.prompt.tokens[None]).to(model.device)
     config, started = model.generation_config, time.perf_counter()
 

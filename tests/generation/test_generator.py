@@ -60,7 +60,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "modernbert-decoder": {"cls_token_id": 0, "sep_token_id": 0},  # its logits are more than an output head
 }
 WITHOUT_OUR_CACHE: dict[str, dict[str, Any]] = {
-    "mamba": {"state_size": 4},
+    "rwkv": {"attention_hidden_size": 64},
     "recurrent_gemma": {"lru_width": 64, "attention_window_size": 9},
 }
 
@@ -131,7 +131,7 @@ def test_extended_contexts() -> None:
         assert ids_of(generator.generate(prompts(many))) == expected
 
 
-@pytest.mark.parametrize("kind", fast(["mamba"], WITHOUT_OUR_CACHE))
+@pytest.mark.parametrize("kind", fast(["rwkv"], WITHOUT_OUR_CACHE))
 def test_a_model_without_a_cache_of_keys_and_values(kind: str) -> None:
     """Transformers generates prompt by prompt, with the same stops; its generation config is ignored and restored."""
     model = architecture(kind, **WITHOUT_OUR_CACHE[kind])
