@@ -31,7 +31,7 @@ from evalkit.models.loading.spec import ModelSpec, model_spec
 from evalkit.paths import RUNS
 from evalkit.runs.folder import specification_id
 
-SCORING_VERSION = 4
+SCORING_VERSION = 5
 """Increased with every change of evalkit that changes a score; part of every run's specification."""
 
 _NUMERICS = ("lm-eval", "torch", "transformers", "tokenizers")
