@@ -154,9 +154,10 @@ def measure_kind(result: KindResult, model: ModelOfKind, arguments: argparse.Nam
 
 
 def way_of(engine: Any) -> str:
-    """Return how an engine scores: its way, or in versions without ways, the kernel that shares prefixes."""
-    shared = engine.kernel if engine.shares else "alone"
-    return str(getattr(engine, "way", shared))
+    """Return how an engine scores: its way, and the kernel of trees or the tokens of a pass."""
+    if engine.way == "tree":
+        return f"tree ({engine.kernel})"
+    return f"{engine.way} ({engine.pass_tokens:,})"
 
 
 def ratio_of(tasks: Sequence[TaskTimes]) -> float:
