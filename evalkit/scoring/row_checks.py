@@ -81,17 +81,34 @@ class RowCheck(SharingCheck):
         return float(_gaps(self._compared(forward.rows_alone(tokens[:cut])), whole[:cut]).nan_to_num(0.0).max())
 
     def _sequences(self, length: int, with_states: bool, seed: int) -> tuple[list[Ints], int]:
-        """Return random rows, and the length of their trunk: behind states two families, or else ragged ones."""
+        """Return random rows, and the length of their trunk; behind states, families of rows. Their order is fixed."""
         if not with_states:
             lengths = (length, length // 2, max(1, length // 7), 3)
-            return [self._tokens(size, seed + 10 * number) for number, size in enumerate(lengths, 1)], 0
-        ends = [max(1, min(size, length // 4)) for size in (1, 19, 3, 7)]
-        beginning = length - max(ends)
-        trunk = beginning // 3
+            return [self._tokens_of_row(size, number, seed) for number, size in enumerate(lengths)], 0
+        quarter = length // 4
+        # Beginnings and tails, each long behind short; models have other code for a single token behind a state
+        families = (
+            (length - quarter, (quarter, 7)),
+            (2 * quarter, (1, 1)),
+            (quarter, (2 * quarter, 5)),
+            (quarter, (19, 3)),
+        )
+        trunk = length // 8
         common = self._tokens(trunk, seed)
-        families = [np.append(common, self._tokens(beginning - trunk, seed + number)) for number in (1, 2)]
-        tails = [self._tokens(size, seed + 10 * number) for number, size in enumerate(ends, 1)]
-        return [np.append(families[number // 2], tail) for number, tail in enumerate(tails)], trunk
+        rows = []
+        for number, (beginning, tails) in enumerate(families):
+            start = np.append(common, self._tokens_of_row(beginning - trunk, number, seed))
+            rows += [
+                np.append(start, self._tokens_of_row(min(size, length - beginning), row, seed + 100 * (number + 1)))
+                for row, size in enumerate(tails)
+            ]
+        return rows, trunk
+
+    def _tokens_of_row(self, length: int, number: int, seed: int) -> Ints:
+        # Begun by its number, so that rows, and what is wrong in them, have the same order under every seed
+        tokens = self._tokens(length, seed + 10 * (number + 1))
+        tokens[0] = number
+        return tokens
 
     def _compared(self, states: torch.Tensor) -> torch.Tensor:
         if not self._has_own_head:
