@@ -5,8 +5,9 @@
 
 A tiny checkpoint with random weights is written for each type of transformers' causal mapping and seed, with short
 windows wherever the config has any. evalkit loads it and scores sequences of up to 200 tokens in each way that its
-checks allow: in a tree, behind stored states, in padded rows; or else alone. A second copy, loaded by transformers alone with eager attention, gives the truth: log-probabilities of each whole
-sequence, and whether those of a prefix are the same when the sequence ends there.
+checks allow: in a tree, behind stored states, in padded rows; or else alone. A second copy, loaded by transformers
+alone with eager attention, gives the truth: log-probabilities of each whole sequence, and whether those of a prefix are
+the same when the sequence ends there.
 
 Prints a table of type → verdict in Markdown:
 
@@ -180,7 +181,9 @@ def main() -> int:
             members = [verdict for verdict in verdicts if verdict.word == word]
             gap, relative, ahead = (max(getattr(one, name) for one in members) for name in ("gap", "relative", "ahead"))
             ways = "; ".join(dict.fromkeys(verdict.way for verdict in members)).replace("|", "/")
-            print(f"| {kind} | {word} | {len(members)} | {gap:.1e} | {relative:.1e} | {ahead:.1e} | {ways} |", flush=True)
+            print(
+                f"| {kind} | {word} | {len(members)} | {gap:.1e} | {relative:.1e} | {ahead:.1e} | {ways} |", flush=True
+            )
             counts[word] = counts.get(word, 0) + 1
     print("\n" + ", ".join(f"{word}: {count} types" for word, count in counts.items()))
     return 1 if {"WRONG", "REFUSED"} & counts.keys() else 0

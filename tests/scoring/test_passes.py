@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,7 @@ def test_passes_are_within_their_limit(rows: Rows, most: int, with_states: bool)
         assert all(family.shared >= part.start for family in part.families if family.shared)
         lengths = rows.lengths[part.rows]
         assert tokens.shape == (len(part.rows), lengths.max() - part.start) and (lengths > part.start).all()
-    for part, following in zip(passes, passes[1:], strict=False):
+    for part, following in pairwise(passes):
         if part.start == following.start:
             joined = Pass(part.start, [*part.families, following.families[0]])
             beginnings, tokens, _ = rows.inputs(joined)

@@ -1,4 +1,4 @@
-"""Whole rows, and rows behind stored states, give the scores of each sequence alone; what they would change is found."""
+"""Whole rows, and rows behind stored states, have the scores of each sequence alone; what changes them is found."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1, "state_size": 16, "chunk_size": 16},
     "qwen3_next": {
         "num_hidden_layers": 4, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16, "num_experts": 4, "shared_expert_intermediate_size": 32, "head_dim": 16, **_EXPERTS,
+        "linear_value_head_dim": 16, "num_experts": 4, "shared_expert_intermediate_size": 32, "head_dim": 16,
+        **_EXPERTS,
     },
     "falcon_h1": {**_MAMBA, "mamba_d_ssm": 128},
     "jamba": {
@@ -59,8 +60,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
 }  # fmt: skip
 """Recurrent and hybrid models, heads of their own (RecurrentGemma, BERT), a window, an indexer; and one with a tree."""
-STATES = ("mamba2", "falcon_h1", "zamba2", "lfm2", "bert", "gpt_neo", "deepseek_v32", "llama")
-"""Those whose own caches are exact."""
+STATES = ("mamba2", "falcon_h1", "lfm2", "bert", "gpt_neo", "deepseek_v32", "llama")
+"""Those whose own caches are exact; Zamba 2's is not where a single token follows."""
 FAST = ("falcon_h1", "bert", "gpt_neo")
 
 
@@ -213,7 +214,9 @@ class Block(nn.Module):
     def __init__(self, width: int = 32) -> None:
         super().__init__()
         self.attention, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts = self.attention(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
