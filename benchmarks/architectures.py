@@ -274,10 +274,10 @@ def items() -> list[SequenceSet]:
     dice = np.random.default_rng(0)
     made = []
     start = dice.integers(3, VOCABULARY - 20, 7)
-    for index, length in enumerate([1, 9, 33, 90, 180, 120]):
-        # The last ones repeat a few tokens
+    for index, length in enumerate([1, 9, 33, 90, 180, 120, 60]):
+        # The last two repeat a few tokens; behind the state of the last one is a single token
         context = np.concatenate((start, dice.integers(3, VOCABULARY - 20 if index < 5 else 9, length)))
-        endings = [dice.integers(3, VOCABULARY - 20, size) for size in (1, 5, 13)]
+        endings = [dice.integers(3, VOCABULARY - 20, size) for size in ((1, 5, 13) if index < 6 else (2, 2))]
         sequences = tuple(np.concatenate((context, ending)).astype(np.int32) for ending in endings)
         scored = tuple(np.arange(len(tokens)) > 0 for tokens in sequences)
         made.append(SequenceSet(f"document {index}", "task", sequences, scored))

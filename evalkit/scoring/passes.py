@@ -89,6 +89,7 @@ class Rows:
 
     def passes(self, most_tokens: int, with_states: bool) -> list[Pass]:
         """Return passes of at most so many tokens each, padding included, unless a single family has more."""
+        with_states = with_states and len(self.leaves) > 0
         families = self._families() if with_states else _singles([Family(0, len(self.leaves))])
         return [part for group in self._near(families) for part in self._cut(group, most_tokens)]
 

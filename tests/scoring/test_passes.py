@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -145,6 +146,12 @@ def test_families_save_the_most_tokens(rows: Rows) -> None:
     for family in families:
         assert not family.shared or (family.shared >= _LEAST_SHARED and len(family.rows) > 1)
     assert saved(rows, families) == max(saved(rows, division) for division in divisions(len(rows.leaves)))
+
+
+@pytest.mark.parametrize("with_states", [False, True])
+def test_sequences_of_one_token_need_no_pass(with_states: bool) -> None:
+    rows = Rows(build_tree([np.array([5], np.int32)], [np.ones(1, np.bool_)]))
+    assert rows.passes(100, with_states) == []
 
 
 def test_two_families_are_shared_where_they_save_more_than_one() -> None:
