@@ -5,13 +5,15 @@
     python benchmarks/architectures.py --generate           # texts in batches, three seeds: 10 minutes
 
 A tiny checkpoint with random weights is written for each type of transformers' causal mapping and seed, with short
-windows wherever the config has any. evalkit loads it and scores sequences of up to 200 tokens in shared batches. A
-second copy, loaded by transformers alone with eager attention, gives the truth: log-probabilities of each whole
-sequence, and whether those of a prefix are the same when the sequence ends there.
+windows wherever the config has any. evalkit loads it and scores sequences of up to 200 tokens in each way that its
+checks allow: in a tree, behind stored states, in padded rows; or else alone. A second copy, loaded by transformers
+alone with eager attention, gives the truth: log-probabilities of each whole sequence, and whether those of a prefix are
+the same when the sequence ends there.
 
 Prints a table of type → verdict in Markdown:
 
-- agrees: no token's log-probability differs by more than 1e-4 nats, and the model is causal;
+- agrees: in no way does a token's log-probability differ by more than 1e-4 nats, or the log-likelihood of a sequence by
+  more than 2e-5 of its value, and the model is causal;
 - refused, true: evalkit refuses the checkpoint, and the truth says that it is not causal;
 - REFUSED: evalkit refuses the checkpoint, and the truth does not say why;
 - WRONG: evalkit scores, and scores differ or the model is not causal;
@@ -54,6 +56,8 @@ from evalkit.scoring.pack import Sequences, SequenceSet, batches_of
 
 TOLERANCE = 1e-4
 """Nats of a token's log-probability, in float32."""
+RELATIVE = 2e-5
+"""Difference of a sequence's log-likelihood, as a share of it, in float32."""
 NOT_CAUSAL = 1e-3
 """Nats by which the log-probabilities of a causal model may change with later tokens, by rounding."""
 MOST_PARAMETERS = 8_000_000
@@ -167,8 +171,10 @@ class Verdict(NamedTuple):
     """Largest difference of a token's log-probability from the truth, in nats."""
     ahead: float = 0.0
     """Largest change of a log-probability with later tokens, in nats."""
+    relative: float = 0.0
+    """Largest difference of a sequence's log-likelihood, as a share of it."""
     way: str = ""
-    """How evalkit scores it: the kernel that shares prefixes, or "alone"; or its message."""
+    """In which ways evalkit scores it, the chosen one first, in a tree with the kernel; or its message."""
 
 
 def main() -> int:
@@ -178,17 +184,19 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--generate", action="store_true", help="compare generated texts, not scores")
     arguments = parser.parse_args()
-    print("| type | verdict | seeds | nats from the truth | nats by later tokens | scored by, or message |")
-    print("|---|---|---|---|---|---|")
+    print("| type | verdict | seeds | nats from the truth | relative | nats by later tokens | scored by, or message |")
+    print("|---|---|---|---|---|---|---|")
     counts: dict[str, int] = {}
     compare, variants = (generation_verdict_of, []) if arguments.generate else (verdict_of, [*VARIANTS])
     for kind in arguments.types or [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *variants]:
         verdicts = [compare(kind, seed) for seed in range(arguments.seeds)]
         for word in dict.fromkeys(verdict.word for verdict in verdicts):
             members = [verdict for verdict in verdicts if verdict.word == word]
-            gap, ahead = (max(getattr(one, name) for one in members) for name in ("gap", "ahead"))
+            gap, relative, ahead = (max(getattr(one, name) for one in members) for name in ("gap", "relative", "ahead"))
             ways = "; ".join(dict.fromkeys(verdict.way for verdict in members)).replace("|", "/")
-            print(f"| {kind} | {word} | {len(members)} | {gap:.1e} | {ahead:.1e} | {ways} |", flush=True)
+            print(
+                f"| {kind} | {word} | {len(members)} | {gap:.1e} | {relative:.1e} | {ahead:.1e} | {ways} |", flush=True
+            )
             counts[word] = counts.get(word, 0) + 1
     print("\n" + ", ".join(f"{word}: {count} types" for word, count in counts.items()))
     return 1 if {"WRONG", "REFUSED"} & counts.keys() else 0
@@ -206,15 +214,27 @@ def verdict_of(kind: str, seed: int) -> Verdict:
         except Exception as error:  # of transformers' code
             return Verdict("not built", way=f"{type(error).__name__}: {first_line(error)[:150]}")
         try:
-            found, way = evalkit_scores(folder)
+            found = evalkit_scores(folder)
         except EvalkitError as error:
             message = str(error).replace(name, "…")
             return Verdict("refused, true" if ahead > NOT_CAUSAL else "REFUSED", ahead=ahead, way=message)
         except Exception as error:  # a traceback is a defect of evalkit
             return Verdict("WRONG", ahead=ahead, way=f"{type(error).__name__}: {first_line(error)[:150]}")
-    gap = max(float(np.abs(a - b).max()) for a, b in zip(found, expected, strict=True))
-    right = gap <= TOLERANCE and ahead <= NOT_CAUSAL
-    return Verdict("agrees" if right else "WRONG", gap, ahead, way)
+    gaps = {way: differences(scores, expected) for way, scores in found.items()}
+    gap, relative = (max(values) for values in zip(*gaps.values(), strict=True))
+    right = gap <= TOLERANCE and relative <= RELATIVE and ahead <= NOT_CAUSAL
+    ways = ", ".join(gaps)
+    if not right:
+        ways = ", ".join(f"{way} ({nats:.1e} nats, {share:.1e})" for way, (nats, share) in gaps.items())
+    return Verdict("agrees" if right else "WRONG", gap, ahead, relative, ways)
+
+
+def differences(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Return the largest difference of a log-probability, and of a sequence's log-likelihood as a share of it."""
+    pairs = list(zip(found, expected, strict=True))
+    nats = max(float(np.abs(scores - truth).max()) for scores, truth in pairs)
+    sums = [(scores.sum(dtype=np.float64), truth.sum(dtype=np.float64)) for scores, truth in pairs]
+    return nats, max(abs(score - truth) / abs(truth) for score, truth in sums)
 
 
 def generation_verdict_of(kind: str, seed: int) -> Verdict:
@@ -317,28 +337,33 @@ def items() -> list[SequenceSet]:
     dice = np.random.default_rng(0)
     made = []
     start = dice.integers(3, VOCABULARY - 20, 7)
-    for index, length in enumerate([1, 9, 33, 90, 180, 120]):
-        # The last ones repeat a few tokens
+    for index, length in enumerate([1, 9, 33, 90, 180, 120, 60]):
+        # The last two repeat a few tokens; behind the state of the last one is a single token
         context = np.concatenate((start, dice.integers(3, VOCABULARY - 20 if index < 5 else 9, length)))
-        endings = [dice.integers(3, VOCABULARY - 20, size) for size in (1, 5, 13)]
+        endings = [dice.integers(3, VOCABULARY - 20, size) for size in ((1, 5, 13) if index < 6 else (2, 2))]
         sequences = tuple(np.concatenate((context, ending)).astype(np.int32) for ending in endings)
         scored = tuple(np.arange(len(tokens)) > 0 for tokens in sequences)
         made.append(SequenceSet(f"document {index}", "task", sequences, scored))
     return made
 
 
-def evalkit_scores(folder: Path) -> tuple[list[np.ndarray], str]:
-    """Return the log-probabilities of the tokens of each sequence, by evalkit, and how it scores."""
+def evalkit_scores(folder: Path) -> dict[str, list[np.ndarray]]:
+    """Return the log-probabilities of the tokens of each sequence, by evalkit, in each way that its checks allow."""
     loaded = load(locate(str(folder)), device="cpu", dtype="float32")
     engine = Engine(loaded.model, BUDGET, lambda _: None)
     engine.check(Sequences.of(items()[:2]))
-    found: dict[int, list[np.ndarray]] = {}
-    for batch in batches_of(Sequences.of(items()), engine.budget):
-        for item, members in engine.score(batch):
-            found[item] = [scores.logprobs[1:] for scores in members]
-    return [
-        one for index in sorted(found) for one in found[index]
-    ], engine.kernel if engine.way == "tree" else engine.way
+    sequences = Sequences.of(items())
+    longest = int(sequences.lengths.max()) - 1
+    possible = [way for way in ("state", "rows") if engine._possible(way, longest) == way]
+    found: dict[str, list[np.ndarray]] = {}
+    for way in dict.fromkeys((engine.way, *possible)):
+        by_item: dict[int, list[np.ndarray]] = {}
+        for batch in batches_of(sequences, engine.budget):
+            for item, members in engine.score(batch, way):
+                by_item[item] = [scores.logprobs[1:] for scores in members]
+        name = f"tree by {engine.kernel}" if way == "tree" else way
+        found[name] = [scores for item in sorted(by_item) for scores in by_item[item]]
+    return found
 
 
 class Truth:

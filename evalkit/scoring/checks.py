@@ -129,8 +129,11 @@ class ModelChecks:
             self._say("comparing shared prefixes with the model's own forward pass, once for this architecture")
         return self._once(name, partial(SharingCheck(self._model).sharing, kernel, lengths, is_first), self._remembers)
 
-    def rows(self, longest: int, with_states: bool) -> str:
-        """Return why rows of up to a length cannot be computed together, or behind states; empty if they can."""
+    def rows(self, longest: int, with_states: bool, tokens: int = 0) -> str:
+        """Return why rows of up to a length cannot be computed together, or behind states; empty if they can.
+
+        `tokens` are those of the largest passes.
+        """
         if longest <= self._covered_rows[with_states]:
             return ""
         # Rounded up, so that a few checks cover all lengths; memory may hold the smaller one only
@@ -138,20 +141,27 @@ class ModelChecks:
         for steps in (1, 4):
             length = min(self._covering(longest, steps), most)
             if (with_states, length) not in self._failures:
-                self._failures[with_states, length] = self._of_rows(length, with_states)
+                self._failures[with_states, length] = self._of_rows(length, with_states, tokens)
             if not self._failures[with_states, length]:
                 self._covered_rows[with_states] = length
                 return ""
         return self._failures[with_states, length]
 
-    def _of_rows(self, length: int, with_states: bool) -> str:
+    def _of_rows(self, length: int, with_states: bool, tokens: int) -> str:
         has_own_head = bool(self.head_failure)
         name = f"rows of {length}{', with states' if with_states else ''}{', own head' if has_own_head else ''}"
+        # Passes as large as in scoring are needed once, at any length
+        tokens = 0 if with_states or self._covered_rows[False] else tokens
         check = RowCheck(self._model, has_own_head)
-        try:
-            return self._once(name, partial(check.rows, length, with_states), self._remembers)
-        except TooManyTokens:
-            return f"out of memory in the check of rows of {length} tokens"
+        while True:
+            try:
+                run = partial(check.rows, length, with_states, tokens)
+                return self._once(f"{name}, in passes of {tokens}", run, self._remembers)
+            except TooManyTokens:
+                if not tokens:
+                    return f"out of memory in the check of rows of {length} tokens"
+                refuse_to_split(f"the check of passes of {tokens} tokens")
+                tokens = tokens // 2 if tokens > length else 0
 
     def _covering(self, longest: int, steps: int = 1) -> int:
         # Rounded up, so that a few checks cover all lengths

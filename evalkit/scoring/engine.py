@@ -213,7 +213,7 @@ class Engine:
         """
         self.budget = self.pass_tokens = self._requested
         longest = _longest_input(sequences)
-        if failure := self._checks.rows(longest, with_states=False):
+        if failure := self._checks.rows(longest, with_states=False, tokens=self.budget):
             return ALONE, failure
         batch = _batch_like(sequences, max(1, self.budget // _TIMED), self._input_vocabulary)
         sizes = [self.budget, *(max(1, self.budget // part) for part in _PARTS)]
@@ -246,7 +246,7 @@ class Engine:
             return ALONE
         if way == STATE and not self._checks.rows(longest, with_states=True):
             return STATE
-        failure = self._checks.rows(longest, with_states=False)
+        failure = self._checks.rows(longest, with_states=False, tokens=self.pass_tokens)
         if not failure:
             return ROWS
         self._say_once("rows", f"warning: sequences are scored one at a time, which is slow: {failure}")

@@ -111,7 +111,7 @@ class Rows:
 
         Without a limit of `states`, none are stored.
         """
-        families = _singles([Family(0, len(self.leaves))]) if states is None else self._families()
+        families = _singles([Family(0, len(self.leaves))]) if states is None or not len(self.leaves) else self._families()
         return [part for group in self._near(families) for part in self._cut(group, most_tokens, states)]
 
     def computed(self, passes: Iterable[Pass]) -> int:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from evalkit.models.memory import is_out_of_memory
 from evalkit.scoring.forward import Forward
-from evalkit.scoring.passes import UNLIMITED, Rows
+from evalkit.scoring.passes import UNLIMITED, Pass, Rows
 from evalkit.scoring.sharing import _LOOKAHEAD_TOLERANCE, NOT_NUMBERS, TOLERANCE, SharingCheck, _gaps, _systematic
 from evalkit.scoring.tree import Ints, build_tree
 
@@ -31,16 +32,19 @@ class RowCheck(SharingCheck):
         self._has_own_head = has_own_head
         self._columns = torch.from_numpy(self._tokens(_COLUMNS, seed=0)).long()
 
-    def rows(self, length: int, with_states: bool) -> str:
-        """Return why rows of up to `length` tokens cannot be computed together, or behind states; empty if they can."""
+    def rows(self, length: int, with_states: bool, tokens: int = 0) -> str:
+        """Return why rows of up to `length` tokens cannot be computed together, or behind states; empty if they can.
+
+        Whole rows are repeated in a pass of about so many `tokens`: some models limit the tokens of an expert.
+        """
         length = max(length, _SHORTEST)
         try:
             with self._widened():
-                worst = self._worst(length, with_states, wide=True)
-        except RuntimeError:
-            if not self._half:
+                worst = self._worst(length, with_states, tokens, wide=True)
+        except RuntimeError as error:
+            if not self._half or is_out_of_memory(error):
                 raise
-            worst = self._worst(length, with_states, wide=False)
+            worst = self._worst(length, with_states, tokens, wide=False)
         if worst is None:
             return ""
         if np.isnan(worst):
@@ -48,15 +52,15 @@ class RowCheck(SharingCheck):
         where = "behind stored states" if with_states else "in padded rows"
         return f"its states differ by {worst:.2g} of their norm {where} of {length} tokens"
 
-    def _worst(self, length: int, with_states: bool, wide: bool) -> float | None:
+    def _worst(self, length: int, with_states: bool, tokens: int, wide: bool) -> float | None:
         forward = self._forward(wide)
         if self._has_own_head:
             forward.use_own_head(self._vocabulary, greedy=False)
         most = TOLERANCE if wide or not self._half else _LOOKAHEAD_TOLERANCE
         tolerance = min(most, max(_LEAST, _ROUNDING * self._rounding(forward, length)))
-        return _systematic(partial(self._row_gaps, forward, length, with_states), tolerance)
+        return _systematic(partial(self._row_gaps, forward, length, with_states, tokens), tolerance)
 
-    def _row_gaps(self, forward: Forward, length: int, with_states: bool, seed: int) -> torch.Tensor:
+    def _row_gaps(self, forward: Forward, length: int, with_states: bool, tokens: int, seed: int) -> torch.Tensor:
         sequences, trunk = self._sequences(length, with_states, seed)
         # The last token of a sequence is only predicted
         predicted = [np.append(tokens, 0).astype(np.int32) for tokens in sequences]
@@ -64,14 +68,17 @@ class RowCheck(SharingCheck):
         passes = rows.passes(10**9, UNLIMITED if with_states else None)
         if with_states and not any(part.start > trunk for part in passes):
             raise ValueError("no two rows of the check begin with the same tokens")
+        copies = 1 if with_states else max(1, tokens // rows.computed(passes))
         alone = [self._compared(forward.rows_alone(rows.tokens(row))) for row in range(len(rows.leaves))]
         gaps = torch.zeros(len(rows.tree.tokens))
         for part in passes:
             nodes, places = rows.places(part)
-            states = self._compared(forward.pass_states(rows, part)[torch.from_numpy(places)])
             owners = zip(rows.owners[nodes].tolist(), rows.tree.positions[nodes].tolist(), strict=True)
             expected = torch.stack([alone[row][position] for row, position in owners])
-            gaps[torch.from_numpy(nodes)] = _gaps(states, expected)
+            states = forward.pass_states(rows, Pass(part.start, list(part.families) * copies))
+            of_copies = states.chunk(copies)
+            differences = [_gaps(self._compared(copy[torch.from_numpy(places)]), expected) for copy in of_copies]
+            gaps[torch.from_numpy(nodes)] = torch.stack(differences).amax(0)
         return gaps
 
     def _rounding(self, forward: Forward, length: int) -> float:
@@ -81,17 +88,34 @@ class RowCheck(SharingCheck):
         return float(_gaps(self._compared(forward.rows_alone(tokens[:cut])), whole[:cut]).nan_to_num(0.0).max())
 
     def _sequences(self, length: int, with_states: bool, seed: int) -> tuple[list[Ints], int]:
-        """Return random rows, and the length of their trunk: behind states two families, or else ragged ones."""
+        """Return random rows, and the length of their trunk; behind states, families of rows. Their order is fixed."""
         if not with_states:
             lengths = (length, length // 2, max(1, length // 7), 3)
-            return [self._tokens(size, seed + 10 * number) for number, size in enumerate(lengths, 1)], 0
-        ends = [max(1, min(size, length // 4)) for size in (1, 19, 3, 7)]
-        beginning = length - max(ends)
-        trunk = beginning // 3
+            return [self._tokens_of_row(size, number, seed) for number, size in enumerate(lengths)], 0
+        quarter = length // 4
+        # Beginnings and tails, each long behind short; models have other code for a single token behind a state
+        families = (
+            (length - quarter, (quarter, 7)),
+            (2 * quarter, (1, 1)),
+            (quarter, (2 * quarter, 5)),
+            (quarter, (19, 3)),
+        )
+        trunk = length // 8
         common = self._tokens(trunk, seed)
-        families = [np.append(common, self._tokens(beginning - trunk, seed + number)) for number in (1, 2)]
-        tails = [self._tokens(size, seed + 10 * number) for number, size in enumerate(ends, 1)]
-        return [np.append(families[number // 2], tail) for number, tail in enumerate(tails)], trunk
+        rows = []
+        for number, (beginning, tails) in enumerate(families):
+            start = np.append(common, self._tokens_of_row(beginning - trunk, number, seed))
+            rows += [
+                np.append(start, self._tokens_of_row(min(size, length - beginning), row, seed + 100 * (number + 1)))
+                for row, size in enumerate(tails)
+            ]
+        return rows, trunk
+
+    def _tokens_of_row(self, length: int, number: int, seed: int) -> Ints:
+        # Begun by its number, so that rows, and what is wrong in them, have the same order under every seed
+        tokens = self._tokens(length, seed + 10 * (number + 1))
+        tokens[0] = number
+        return tokens
 
     def _compared(self, states: torch.Tensor) -> torch.Tensor:
         if not self._has_own_head:

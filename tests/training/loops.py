@@ -31,6 +31,7 @@ from accelerate.state import AcceleratorState
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoTokenizer
 
@@ -40,6 +41,7 @@ from evalkit.display import Progress
 from evalkit.errors import CheckpointError
 from evalkit.models.loading.load import LoadedModel
 from evalkit.requests.computer import RequestComputer
+from evalkit.scoring import engine
 from tests.models.variants.building import COG, DIFFERENTIAL, INTEGRAL, VANILLA, model_of
 from tests.tiny import VOCABULARY
 from tests.training.trainers import state_of, trainer_of
@@ -226,7 +228,8 @@ def run_trainer(job: dict[str, Any], folder: Path) -> None:
 def run_job(job: dict[str, Any], folder: Path) -> None:
     """Do one job as one of the processes; without steps, evaluate the model that no update has changed.
 
-    A fault is in `compute` at the count-th batch of a rank, or in the first pass of all ranks in evaluation mode.
+    Under `largest`, passes are as large as the budget, whatever is the fastest. A fault is in `compute` at the count-th
+    batch of a rank, or in the first pass of all ranks in evaluation mode.
     """
     if job["model"] == "trainer":
         run_trainer(job, folder)
@@ -240,6 +243,14 @@ def run_job(job: dict[str, Any], folder: Path) -> None:
     inloop = None if job["arguments"] is None else in_loop(job["arguments"])
     fault, computed = job.get("fault", {}), Counter[str]()
     whole, forward = RequestComputer.compute, Nano.forward
+    rows: list[int] = []
+    is_scoring = False
+
+    def noting(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        if isinstance(module, Nano) and not module.training:
+            computed["passes"] += 1
+            if is_scoring:
+                rows.append(len(inputs[0]))
 
     def counting(*given: Any) -> Any:
         computed["batches"] += 1
@@ -247,7 +258,12 @@ def run_job(job: dict[str, Any], folder: Path) -> None:
             if fault["kind"] == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise CheckpointError("no space")
-        return whole(*given)
+        nonlocal is_scoring
+        is_scoring = True
+        try:
+            return whole(*given)
+        finally:
+            is_scoring = False
 
     def breaking(self: Nano, idx: torch.Tensor, targets: torch.Tensor | None = None) -> Any:
         if fault.get("kind") == "forward" and not self.training and not computed["broken"]:
@@ -257,6 +273,11 @@ def run_job(job: dict[str, Any], folder: Path) -> None:
         return forward(self, idx, targets)
 
     RequestComputer.compute = counting  # type: ignore[method-assign]
+    parts = engine._PARTS
+    if job.get("largest"):
+        engine._PARTS = ()
+    # A hook of the module itself would be part of its identity
+    hook = register_module_forward_pre_hook(noting)
     # Changed code is part of a model's identity
     if fault.get("kind") == "forward":
         Nano.forward = breaking  # type: ignore[method-assign, assignment]
@@ -271,7 +292,9 @@ def run_job(job: dict[str, Any], folder: Path) -> None:
             logged = {0: inloop(model, 0)}
     finally:
         RequestComputer.compute, Nano.forward = whole, forward  # type: ignore[method-assign]
-    report = {"logged": logged, "batches": computed["batches"]}
+        engine._PARTS = parts
+        hook.remove()
+    report = {"logged": logged, "batches": computed["batches"], "passes": computed["passes"], "rows": rows}
     (folder / f"{job['name']}-{rank}.json").write_text(json.dumps(report))
 
 
@@ -295,6 +318,12 @@ def reports(folder: Path, name: str, processes: int = 2) -> tuple[dict[str, dict
     every = [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(processes)]
     assert all(report["logged"] == every[0]["logged"] for report in every)
     return every[0]["logged"], [report["batches"] for report in every]
+
+
+def passes(folder: Path, name: str, processes: int = 2) -> list[tuple[int, list[int]]]:
+    """Return of each process how many forward passes a plain module made, and the rows of those that scored."""
+    every = [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(processes)]
+    return [(report["passes"], report["rows"]) for report in every]
 
 
 def main(root: Path) -> None:

@@ -29,12 +29,14 @@ from evalkit.comparison.naming import find_runs
 from evalkit.comparison.sides import Side, trainings_of
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError, EvalkitError, UsageError
+from evalkit.models.called import CalledModel
 from evalkit.models.live import LiveSpec, live_model
 from evalkit.models.loading.fingerprint import fingerprint
 from evalkit.models.module_state import state_digest
 from evalkit.requests.computer import RequestComputer
 from evalkit.runs.folder import JOURNAL
 from evalkit.studies.watch import GrowingCurve
+from tests.documents import made_up
 from tests.marks import fast
 from tests.tiny import VOCABULARY, tiny_checkpoint
 from tests.training.loops import Nano, asked, built, in_loop, train
@@ -81,6 +83,33 @@ def test_a_plain_module_has_the_numbers_of_the_model_inside(
     same_rows(run, expected)
     for task in run.results().tasks:
         assert metrics[f"evalkit/zeroshot8/{task.task}/accuracy"] == task.value
+
+
+def test_a_plain_module_is_scored_in_few_passes(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the largest passes are the fastest: no more than one for 1,000 tokens, and one for each batch."""
+    monkeypatch.setattr("evalkit.scoring.engine._PARTS", ())
+    called, real = [], RequestComputer.compute
+    batches: list[list[tuple[int, int]]] = []
+
+    def noted(own: CalledModel, ids: torch.Tensor, inputs: Any) -> Any:
+        called.append(tuple(ids.shape))
+        return call(own, ids, inputs)
+
+    def compute(own: RequestComputer, batch: Any) -> Any:
+        called.clear()
+        rows = real(own, batch)
+        batches.append([*called])
+        return rows
+
+    call = CalledModel._pass
+    monkeypatch.setattr(CalledModel, "_pass", noted)
+    monkeypatch.setattr(RequestComputer, "compute", compute)
+    in_loop(asked(made_up(tmp_path / "documents", 50), tmp_path / "runs", folder))(built("nano"), 1)
+    assert batches and all(passes for passes in batches)
+    for passes in batches:
+        tokens = sum(rows * length for rows, length in passes)
+        assert len(passes) <= tokens / 1000 + 1
+        assert all(rows > 1 for rows, length in passes[:-1] if length < 500)
 
 
 def same_rows(run: evalkit.Run, expected: evalkit.Run) -> None:

@@ -15,7 +15,7 @@ from evalkit.runs.score_table import SEGMENTS
 from tests.devices import needs_cuda
 from tests.documents import made_up
 from tests.tiny import tiny_checkpoint
-from tests.training.loops import ATTENTIONS, asked, built, in_loop, launch, reports, states
+from tests.training.loops import ATTENTIONS, asked, built, in_loop, launch, passes, reports, states
 from tests.training.trainers import equal
 
 pytestmark = pytest.mark.training
@@ -84,6 +84,21 @@ def test_rows_are_those_of_one_process(processes: int, folder: Path, documents: 
             # Whole weights have one identity, those that are sharded that of their shards
             assert (run.manifest["id"] == alone.manifest["id"]) == (kind == "ddp")
             assert (run.manifest["sharing"]["way"] == "tree") == (model != "nano")
+
+
+def test_plain_modules_are_scored_in_rows_by_all_processes(folder: Path, documents: Path, tmp_path: Path) -> None:
+    """Of a sharded module all processes make as many passes, also where one has fewer batches, or shorter ones."""
+    jobs = [job(kind, "nano", kind, 0, asked(documents, tmp_path / kind, folder), largest=True) for kind in KINDS]
+    done = launch(tmp_path / "jobs", jobs)
+    assert done.returncode == 0, done.stderr
+    in_loop(asked(documents, tmp_path / "alone", folder))(built("nano"), 0)
+    for kind in KINDS:
+        run = only_run(tmp_path / kind)
+        assert_same_scores(run, only_run(tmp_path / "alone"))
+        assert run.manifest["sharing"]["way"] == "rows"
+        (first, of_first), (second, of_second) = passes(tmp_path / "jobs", kind)
+        assert first == second or kind == "ddp"
+        assert min(sum(of_first) / len(of_first), sum(of_second) / len(of_second)) > 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
