@@ -32,7 +32,7 @@ LONG = 2048
 not faster."""
 _MOST_AHEAD = 2**24
 """Characters of all tasks that are encoded ahead, unless it is one task. MMLU's are 7.8 million, and its tokens take
-60 MB; a GPU scores the small tasks before it faster than they are encoded, so it is encoded during an earlier one."""
+60 MB; a fast GPU scores the small tasks before it in less time than it takes to encode."""
 _TASKS_KEPT = 16
 """Tasks whose tokens are kept for the next checkpoint with the same tokenizer."""
 
