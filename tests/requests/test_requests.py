@@ -443,6 +443,49 @@ def test_batches_that_are_not_needed_are_not_encoded() -> None:
     assert not later.is_set()
 
 
+def test_several_small_tasks_are_encoded_ahead_but_one_large_task_at_a_time() -> None:
+    begun = {name: threading.Event() for name in "abcde"}
+
+    class Observed(ScoredTask):
+        def scored(self, encoder: Encoder) -> Iterator[ScoreDocument]:
+            begun[self.task].set()
+            yield from self.documents
+
+    large = 2.0**40
+    works = {"a": 1.0, "b": 1.0, "c": 1.0, "d": large, "e": large}
+    tasks = [Observed(name, [ScoreDocument("a", "a", "", [scored([1, 2, 3])], work)]) for name, work in works.items()]
+    expected = {"a": "abc", "b": "abc", "c": "abcd", "d": "abcde", "e": "abcde"}
+    found = {}
+    for batch in planned(RunRequests(tasks), encoder(), NothingFinished()).batches:
+        assert all(begun[name].wait(10) for name in expected[batch.task])
+        found[batch.task] = "".join(name for name, event in begun.items() if event.is_set())
+    assert found == expected
+
+
+def test_a_failure_of_the_next_task_ends_the_task_before_it() -> None:
+    """The error of a task after that one comes later; an interrupted run waits for neither."""
+    failed = threading.Event()
+
+    class Failing(ScoredTask):
+        def scored(self, encoder: Encoder) -> Iterator[ScoreDocument]:
+            yield from self.documents
+            failed.set()
+            raise ScoringError(f"{self.task} does not fit")
+
+    def documents(count: int) -> list[ScoreDocument]:
+        # Each is a batch by itself
+        return [ScoreDocument(str(n), str(n), "", [scored([n] * 40)], 1.0) for n in range(count)]
+
+    tasks = [ScoredTask("a", documents(2)), ScoredTask("b", documents(9)), Failing("c", documents(2))]
+    taken = []
+    with pytest.raises(ScoringError, match="c does not fit"):
+        for batch in planned(RunRequests(tasks), encoder(), NothingFinished()).batches:
+            assert failed.wait(10)
+            time.sleep(0.05)
+            taken.append(batch.task)
+    assert taken.count("a") == 2 and taken.count("b") < 9
+
+
 def test_a_message_is_said_once() -> None:
     said: list[str] = []
     saying = encoder(messages=said.append)
