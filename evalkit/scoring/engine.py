@@ -59,9 +59,15 @@ _MEASURED = (16, 32)
 """Tokens whose stored states are measured; a sliding window is longer, or its share is overestimated."""
 _STATE_SHARE = 0.25
 _CPU_STATES = 2**28
-_TIMED = 4
+_TIMED = 0.5
+"""Share of the budget's tokens on which ways are timed."""
 _PARTS = (8, 32)
-"""Ways are timed on the budget's tokens divided by the first, in passes of the budget and of these parts of it."""
+"""Smaller passes that are timed, as parts of the budget."""
+_LEAST_PASS = 64
+_REPEATS = 2
+"""How often a way is timed; the least counts. A GPU chooses kernels in the first pass."""
+_FASTER = 0.9
+"""Share of a larger pass's seconds from which a smaller one is chosen."""
 _LEAST_ROW = 256
 _LEAST_LONGEST = 64
 """Minimum tokens of their longest sequence, where the context window allows it."""
@@ -173,7 +179,7 @@ class Engine:
         if self.checked:
             self._checks.cover(longest)
         way = way or self.way
-        if way == TREE and self._fits_tree(batch, longest):
+        if way == TREE and longest and self._fits_tree(batch, longest):
             scores = self._tree_scores(batch)
             if _are_finite(batch.sequences, scores):
                 return list(zip(batch.items, scores, strict=True))
@@ -215,10 +221,15 @@ class Engine:
         longest = _longest_input(sequences)
         if failure := self._checks.rows(longest, with_states=False, tokens=self.budget):
             return ALONE, failure
-        batch = _batch_like(sequences, max(1, self.budget // _TIMED), self._input_vocabulary)
-        sizes = [self.budget, *(max(1, self.budget // part) for part in _PARTS)]
-        rates = {size: self._seconds(batch, ROWS, size) for size in sizes}
-        self.pass_tokens = min(rates, key=rates.__getitem__)
+        batch = _batch_like(sequences, max(1, int(self.budget * _TIMED)), self._input_vocabulary)
+        in_rows = self._seconds(batch, ROWS, self.budget)
+        for part in _PARTS:
+            size = max(self.budget // part, _LEAST_PASS)
+            seconds = self._seconds(batch, ROWS, size)
+            if size >= self.pass_tokens or seconds > _FASTER * in_rows:
+                break
+            in_rows = seconds
+            self.pass_tokens = size
         if failure := self._checks.rows(longest, with_states=True):
             return ROWS, f"states cannot be stored: {failure}"
         rows = Rows(batch.whole_tree)
@@ -226,9 +237,9 @@ class Engine:
         whole = rows.computed(rows.passes(self.pass_tokens, None))
         if behind > _WORTH * whole:
             return ROWS, f"stored states would save {1 - behind / whole:.0%} of the tokens"
-        seconds = {ROWS: rates[self.pass_tokens], STATE: self._seconds(batch, STATE, self.pass_tokens)}
-        why = f"{seconds[STATE]:.2f} s behind stored states, {seconds[ROWS]:.2f} s in padded rows"
-        return min(seconds, key=seconds.__getitem__), why
+        behind_states = self._seconds(batch, STATE, self.pass_tokens)
+        why = f"{behind_states:.2f} s behind stored states, {in_rows:.2f} s in padded rows"
+        return STATE if behind_states < in_rows else ROWS, why
 
     @cached_property
     def _state_limit(self) -> StateLimit:
@@ -289,12 +300,12 @@ class Engine:
         return [list(islice(of_sequences, len(item.sequences))) for item in batch.sets]
 
     def _seconds(self, batch: TreeBatch, way: str, pass_tokens: int) -> float:
-        # A GPU chooses kernels in the first pass
-        for _ in range(2 if self._model.device.type == "cuda" else 1):
+        seconds = []
+        for _ in range(_REPEATS):
             started = time.perf_counter()
             self._row_scores(batch, way, pass_tokens)
-            seconds = time.perf_counter() - started
-        return seconds
+            seconds.append(time.perf_counter() - started)
+        return min(seconds)
 
     # Trees
 

@@ -111,7 +111,8 @@ class Rows:
 
         Without a limit of `states`, none are stored.
         """
-        families = _singles([Family(0, len(self.leaves))]) if states is None or not len(self.leaves) else self._families()
+        stores = states is not None and len(self.leaves) > 0
+        families = self._families() if stores else _singles([Family(0, len(self.leaves))])
         return [part for group in self._near(families) for part in self._cut(group, most_tokens, states)]
 
     def computed(self, passes: Iterable[Pass]) -> int:
