@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.scoring.passes import _LEAST_SHARED, Family, Pass, Rows
+from evalkit.scoring.passes import _LEAST_SHARED, UNLIMITED, Family, Pass, Rows, StateLimit
 from evalkit.scoring.tree import build_tree
 
 Prefix = tuple[int, ...]
@@ -82,7 +82,7 @@ def assert_covers(rows: Rows, passes: list[Pass], nodes: list[int]) -> None:
 @given(rows_of(), REPEATED, st.booleans())
 def test_every_node_is_read_once_where_it_is_computed(rows: Rows, most: int, with_states: bool) -> None:
     for tokens in (1, most, 10**9):
-        passes = rows.passes(tokens, with_states)
+        passes = rows.passes(tokens, UNLIMITED if with_states else None)
         assert_covers(rows, passes, list(range(len(rows.tree.tokens))))
         if tokens == 10**9 and not with_states:
             assert len(passes) == 1
@@ -92,7 +92,7 @@ def test_every_node_is_read_once_where_it_is_computed(rows: Rows, most: int, wit
 
 @given(rows_of(), REPEATED, st.booleans())
 def test_halves_of_a_pass_compute_the_same_nodes(rows: Rows, most: int, with_states: bool) -> None:
-    for part in rows.passes(most, with_states):
+    for part in rows.passes(most, UNLIMITED if with_states else None):
         for whole in halved(part):
             if len(whole.rows) > 1:
                 assert_covers(rows, whole.halves(), sorted(rows.places(whole)[0].tolist()))
@@ -101,7 +101,7 @@ def test_halves_of_a_pass_compute_the_same_nodes(rows: Rows, most: int, with_sta
 @given(rows_of(), REPEATED, st.booleans())
 def test_passes_are_within_their_limit(rows: Rows, most: int, with_states: bool) -> None:
     """And none is cut where the next family would fit."""
-    passes = rows.passes(most, with_states)
+    passes = rows.passes(most, UNLIMITED if with_states else None)
     for part in passes:
         beginnings, tokens, _ = rows.inputs(part)
         assert len(part.families) == 1 or max(beginnings.size, tokens.size) <= most
@@ -151,7 +151,7 @@ def test_families_save_the_most_tokens(rows: Rows) -> None:
 @pytest.mark.parametrize("with_states", [False, True])
 def test_sequences_of_one_token_need_no_pass(with_states: bool) -> None:
     rows = Rows(build_tree([np.array([5], np.int32)], [np.ones(1, np.bool_)]))
-    assert rows.passes(100, with_states) == []
+    assert rows.passes(100, UNLIMITED if with_states else None) == []
 
 
 def test_two_families_are_shared_where_they_save_more_than_one() -> None:
@@ -163,7 +163,17 @@ def test_two_families_are_shared_where_they_save_more_than_one() -> None:
         np.concatenate((start, side, [number, 0])).astype(np.int32) for side in (left, right) for number in range(5)
     ]
     rows = Rows(build_tree(sequences, [np.ones(len(tokens), np.bool_) for tokens in sequences]))
-    [part] = rows.passes(10**9, with_states=True)
+    [part] = rows.passes(10**9, UNLIMITED)
     assert part == Pass(50, [Family(0, 5, 50), Family(5, 10, 50)])
     assert rows.computed([part]) == 2 * 50 + 10
-    assert rows.computed(rows.passes(10**9, with_states=False)) == 10 * 51
+    assert rows.computed(rows.passes(10**9, None)) == 10 * 51
+
+
+def test_stored_states_of_a_pass_fit_into_memory() -> None:
+    """Ten questions of four answers behind 40 tokens: a row takes 100 bytes and 10 for each token of its beginning."""
+    question = np.arange(40, dtype=np.int32)
+    sequences = [np.concatenate((question + 40 * number, [answer, 0])) for number in range(10) for answer in range(4)]
+    masks = [np.ones(len(tokens), np.bool_) for tokens in sequences]
+    rows = Rows(build_tree([tokens.astype(np.int32) for tokens in sequences], masks))
+    passes = rows.passes(10**9, StateLimit(most_bytes=8 * 500, row_bytes=100, token_bytes=10))
+    assert [(part.start, len(part.rows)) for part in passes] == [(40, 8)] * 5

@@ -46,7 +46,7 @@ def lm_evals(demo: Path, documents: Path, ours: Run) -> pd.DataFrame:
 @pytest.mark.slow
 def test_log_likelihoods_and_decisions_are_lm_evals(demo: Path, tmp_path: Path, real_documents: Path) -> None:
     run = run_of(demo, tmp_path, real_documents, template="plain", limit=50, device="cpu")
-    assert run.manifest["sharing"]["shares"]
+    assert run.manifest["sharing"]["way"] == "tree"
     theirs = lm_evals(demo, real_documents, run)
     for task, scores in run.scores.groupby("task"):
         decided = {rule: decide(scores, find_rule(rule)).set_index(KEY) for rule in ("acc", "acc_norm")}
