@@ -81,7 +81,7 @@ class RowCheck(SharingCheck):
         return float(_gaps(self._compared(forward.rows_alone(tokens[:cut])), whole[:cut]).nan_to_num(0.0).max())
 
     def _sequences(self, length: int, with_states: bool, seed: int) -> tuple[list[Ints], int]:
-        """Return random rows, and the length of their trunk: behind states two families, or else ragged ones."""
+        """Return random rows, and the length of their trunk: behind states three families, or else ragged ones."""
         if not with_states:
             lengths = (length, length // 2, max(1, length // 7), 3)
             return [self._tokens(size, seed + 10 * number) for number, size in enumerate(lengths, 1)], 0
@@ -91,7 +91,11 @@ class RowCheck(SharingCheck):
         common = self._tokens(trunk, seed)
         families = [np.append(common, self._tokens(beginning - trunk, seed + number)) for number in (1, 2)]
         tails = [self._tokens(size, seed + 10 * number) for number, size in enumerate(ends, 1)]
-        return [np.append(families[number // 2], tail) for number, tail in enumerate(tails)], trunk
+        sequences = [np.append(families[number // 2], tail) for number, tail in enumerate(tails)]
+        # Recurrent layers have other code for a single token: a pass of its own, behind the trunk and one more token
+        following, *last = self._tokens(9, seed + 3)
+        sequences += [np.append(common, (following, token)) for token in last]
+        return sequences, trunk
 
     def _compared(self, states: torch.Tensor) -> torch.Tensor:
         if not self._has_own_head:
