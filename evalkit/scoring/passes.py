@@ -38,6 +38,11 @@ class Family(NamedTuple):
     def rows(self) -> range:
         return range(self.first, self.end)
 
+    def parts(self, most_rows: float) -> list[Family]:
+        """Divide the family into ones of so many rows, at least one; each computes the beginning again."""
+        step = int(max(1, min(most_rows, len(self.rows))))
+        return [Family(row, min(row + step, self.end), self.shared) for row in self.rows[::step]]
+
 
 class StateLimit(NamedTuple):
     """Most bytes of the states that are stored for the rows of a pass, and what a row of the model takes."""
@@ -109,7 +114,7 @@ class Rows:
     def passes(self, most_tokens: int, states: StateLimit | None) -> list[Pass]:
         """Return passes of at most so many tokens each, padding included, unless a single family has more.
 
-        Without a limit of `states`, none are stored.
+        Without a limit of `states`, none are stored. A family with more rows than the limit is divided.
         """
         families = _singles([Family(0, len(self.leaves))]) if states is None else self._families()
         return [part for group in self._near(families) for part in self._cut(group, most_tokens, states)]
@@ -160,6 +165,8 @@ class Rows:
 
     def _families(self) -> list[Family]:
         """Divide the rows into the families that save the most tokens."""
+        if not len(self.leaves):
+            return []
         # Tokens that each row shares with the row before
         shared = np.append(0, self.tree.positions[self.leaves[:-1] + 1]).astype(np.int64)
         saved = np.zeros(len(shared) + 1, np.int64)
@@ -198,8 +205,9 @@ class Rows:
         """Cut a group into passes, its longest rows first."""
         start = max(min(family.shared for family in families), self.trunk)
         beginning = start - self.trunk
-        longest = {family: int(self.lengths[family.first : family.end].max()) - start for family in families}
         most_rows = math.inf if states is None else states.rows(start)
+        families = [part for family in families for part in family.parts(most_rows)]
+        longest = {family: int(self.lengths[family.first : family.end].max()) - start for family in families}
         members: list[Family] = []
         rows = 0
         for family in sorted(families, key=lambda family: -longest[family]):
