@@ -333,6 +333,9 @@ class Engine:
             self._say(f"out of memory at {lengths.row} tokens: continuing with batches of {self._requested}")
 
     def _fits_tree(self, batch: TreeBatch, longest: int) -> bool:
+        # A plan may come from a process in which a kernel passed its check
+        if self.checked and not self._checked.row:
+            return False
         # For longer sequences, states in a shared row differ from those of the sequence alone
         if self._longest is not None and longest > self._longest:
             return False
