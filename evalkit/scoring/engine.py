@@ -4,7 +4,7 @@ In: sequences and batches from `pack`, a loaded model. Out: the scores of their 
 
     tree    every distinct token once, in one row, by tree attention or a mask
     state   what rows begin with once; the model's own cache of it is copied for each row
-    rows    whole sequences, padded on the right; exact for every causal model
+    rows    whole sequences, padded on the right
     alone   each sequence in a pass of its own
 
 Before anything is scored, `check` verifies on synthetic sequences that the model is causal, and which ways give the

@@ -15,7 +15,8 @@ from evalkit.scoring.tree import Ints, build_tree
 
 _ROUNDING = 10.0
 """Largest allowed distance of a state, in units of the rounding that is measured on the model itself: the distance of a
-row's states from those of its first three quarters alone. It is at most `TOLERANCE`, and at least `_LEAST`."""
+row's states from those of its first three quarters alone. It is at most `TOLERANCE`, or `_LOOKAHEAD_TOLERANCE` where
+only half precision can be run, and at least `_LEAST`."""
 _LEAST = 2e-5
 _SHORTEST = 12
 """Fewest tokens of the longest row."""
