@@ -141,7 +141,8 @@ class ScoreBatch:
     pass_tokens: int
 
     def warm(self) -> None:
-        _ = self.tree.tree if self.way == "tree" else self.tree.whole_tree
+        if self.way != "alone":
+            _ = self.tree.tree if self.way == "tree" else self.tree.whole_tree
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ class _Planner:
         contents = task.contents
         if contents is None:
             return make()
-        key = (contents, self._requests.tokenizer, facts, must_fit)
+        key = (contents, self._requests.tokenizer, facts.window, facts.token_budget, must_fit)
         return remembered("batches", key, make, most=_TASKS_KEPT)
 
     def _of_task(self, task: TaskRequests, prepared: _PlannedTask | None) -> Iterator[Batch]:

@@ -85,9 +85,10 @@ def auto_budget(model: Any) -> int:
     return max(128, min(most, int(min(memory.values()) * _SHARE / bytes_per_token)))
 
 
-def most_logit_tokens(device: Any, vocabulary: int) -> int:
-    """Return the tokens whose logits a device holds, several copies of them, beside all else."""
-    return max(128, int(device_bytes(device) * _SHARE / (4 * _LOGIT_COPIES * vocabulary)))
+def most_logit_tokens(model: Any) -> int:
+    """Return the tokens whose logits the memory beside the weights holds, several copies of them."""
+    room = min(memory_beside_weights(model).values()) * _SHARE
+    return max(128, int(room / (4 * _LOGIT_COPIES * model.get_output_embeddings().weight.shape[0])))
 
 
 def memory_beside_weights(model: Any) -> dict[torch.device, int]:

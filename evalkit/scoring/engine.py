@@ -4,7 +4,7 @@ In: sequences and batches from `pack`, a loaded model. Out: the scores of their 
 
     tree    every distinct token once, in one row, by tree attention or a mask
     state   what rows begin with once; the model's own cache of it is copied for each row
-    rows    whole sequences, padded on the right; exact for every causal model
+    rows    whole sequences, padded on the right
     alone   each sequence in a pass of its own
 
 Before anything is scored, `check` verifies on synthetic sequences that the model is causal, and which ways give the
@@ -13,6 +13,7 @@ states of each sequence alone. Between `state` and `rows`, measured time decides
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 
 from evalkit.compatibility.transformers import keeps_state
-from evalkit.errors import CheckpointError, ScoringError
+from evalkit.errors import CheckpointError, OutOfMemoryError, ScoringError
 from evalkit.models.loading.tokenizer import refuse_tokens_without_rows
 from evalkit.models.memory import keep_freed_blocks, refuse_to_split
 from evalkit.scoring.architecture import (
@@ -55,15 +56,18 @@ _DESCRIBED = {
 }
 _WORTH = 0.9
 """Share of the tokens of whole rows that are computed behind states, up to which these are timed."""
-_MEASURED = (16, 32)
+_STATE_LENGTHS = (16, 32)
 """Tokens whose stored states are measured; a sliding window is longer, or its share is overestimated."""
 _STATE_SHARE = 0.25
+"""Share of the memory beside the weights for the stored states of a pass."""
 _CPU_STATES = 2**28
-_TIMED = 0.5
+"""Most bytes of these on a CPU."""
+_TIMED_SHARE = 0.5
 """Share of the budget's tokens on which ways are timed."""
-_PARTS = (8, 32)
+_PASS_PARTS = (8, 32)
 """Smaller passes that are timed, as parts of the budget."""
 _LEAST_PASS = 64
+"""Fewest tokens of a smaller pass."""
 _REPEATS = 2
 """How often a way is timed; the least counts. A GPU chooses kernels in the first pass."""
 _FASTER = 0.9
@@ -193,7 +197,7 @@ class Engine:
     def _use_own_head(self) -> None:
         """Score rows by the model's own logits, in passes that memory holds all logits of."""
         self._forward.use_own_head(self._vocabulary, self._greedy)
-        self._requested = min(self._requested, most_logit_tokens(self._model.device, self._vocabulary))
+        self._requested = min(self._requested, most_logit_tokens(self._model))
 
     def _refuse_unknown(self, sequences: Sequences) -> None:
         if not getattr(self._model, "tokens_without_rows", None):
@@ -206,10 +210,6 @@ class Engine:
     def _vocabulary(self) -> int:
         return int(self._model.get_output_embeddings().weight.shape[0])
 
-    @property
-    def _input_vocabulary(self) -> int:
-        return min(int(self._model.get_input_embeddings().weight.shape[0]), self._vocabulary)
-
     # Whole rows
 
     def _way_of_rows(self, sequences: Sequences) -> tuple[str, str]:
@@ -221,9 +221,9 @@ class Engine:
         longest = _longest_input(sequences)
         if failure := self._checks.rows(longest, with_states=False, tokens=self.budget):
             return ALONE, failure
-        batch = _batch_like(sequences, max(1, int(self.budget * _TIMED)), self._input_vocabulary)
+        batch = _batch_like(sequences, max(1, int(self.budget * _TIMED_SHARE)))
         in_rows = self._seconds(batch, ROWS, self.budget)
-        for part in _PARTS:
+        for part in _PASS_PARTS:
             size = max(self.budget // part, _LEAST_PASS)
             seconds = self._seconds(batch, ROWS, size)
             if size >= self.pass_tokens or seconds > _FASTER * in_rows:
@@ -243,12 +243,12 @@ class Engine:
 
     @cached_property
     def _state_limit(self) -> StateLimit:
-        short, long = (self._forward.stored_bytes(np.zeros(length, np.int32)) for length in _MEASURED)
-        of_token = (long - short) / (_MEASURED[1] - _MEASURED[0])
+        short, long = (self._forward.stored_bytes(np.zeros(length, np.int32)) for length in _STATE_LENGTHS)
+        of_token = (long - short) / (_STATE_LENGTHS[1] - _STATE_LENGTHS[0])
         most = min(memory_beside_weights(self._model).values()) * _STATE_SHARE
         if self._model.device.type == "cpu":
             most = min(most, _CPU_STATES)
-        return StateLimit(most, short - of_token * _MEASURED[0], of_token)
+        return StateLimit(most, short - of_token * _STATE_LENGTHS[0], of_token)
 
     def _possible(self, way: str, longest: int) -> str:
         """Return the fastest way in which sequences of these lengths can be scored without a tree, up to a way."""
@@ -303,9 +303,10 @@ class Engine:
         seconds = []
         for _ in range(_REPEATS):
             started = time.perf_counter()
-            self._row_scores(batch, way, pass_tokens)
-            seconds.append(time.perf_counter() - started)
-        return min(seconds)
+            with suppress(OutOfMemoryError):
+                self._row_scores(batch, way, pass_tokens)
+                seconds.append(time.perf_counter() - started)
+        return min(seconds, default=math.inf)
 
     # Trees
 
@@ -344,6 +345,9 @@ class Engine:
             self._say(f"out of memory at {lengths.row} tokens: continuing with batches of {self._requested}")
 
     def _fits_tree(self, batch: TreeBatch, longest: int) -> bool:
+        # A plan may come from a process in which a kernel passed its check
+        if self.checked and not self._checked.row:
+            return False
         # For longer sequences, states in a shared row differ from those of the sequence alone
         if self._longest is not None and longest > self._longest:
             return False
@@ -358,7 +362,8 @@ class Engine:
             rounded = self._above(lengths, steps)
             if rounded not in self._failures:
                 try:
-                    self._failures[rounded] = self._checks.sharing(self.kernel, rounded, is_first=False)
+                    is_first = not self._checked.row
+                    self._failures[rounded] = self._checks.sharing(self.kernel, rounded, is_first)
                 except TooManyTokens:
                     self._failures[rounded] = _NO_MEMORY
             if self._failures[rounded] != _NO_MEMORY:
@@ -404,17 +409,23 @@ class Engine:
         self._say_once("memory", f"out of memory at {size}: {consequence}")
 
 
-def _batch_like(sequences: Sequences, tokens: int, vocabulary: int) -> TreeBatch:
-    """Return a batch of about so many tokens, of sequences that have the lengths and shared prefixes of others."""
+def _batch_like(sequences: Sequences, tokens: int) -> TreeBatch:
+    """Return a batch of about so many tokens: sequences, and copies of them in other tokens that share as much."""
     items = [sequences[number] for number in range(len(sequences))]
+    vocabulary = np.unique(sequences.tokens)
     ratio = tokens / int(sequences.lengths.sum())
     chosen = items[:: max(1, round(1 / ratio))]
     shifted = [
-        item._replace(sequences=[(members + copy) % vocabulary for members in item.sequences])
+        item._replace(sequences=[_shifted(members, copy, vocabulary) for members in item.sequences])
         for copy in range(max(1, round(ratio)))
         for item in chosen
     ]
     return TreeBatch(np.empty(0, np.int32), tuple(range(len(shifted))), Sequences.of(shifted))
+
+
+def _shifted(tokens: Ints, steps: int, vocabulary: Ints) -> Ints:
+    """Return other tokens of a vocabulary, which is sorted; equal ones stay equal."""
+    return vocabulary[(np.searchsorted(vocabulary, tokens) + steps) % len(vocabulary)]
 
 
 def _label_of(batch: TreeBatch, inputs: Ints) -> str:

@@ -224,9 +224,11 @@ class _States(NamedTuple):
     @classmethod
     def of(cls, output: Any) -> _States:
         for name in ("past_key_values", "cache_params"):
-            if (cache := getattr(output, name, None)) is not None:
+            cache = getattr(output, name, None)
+            # Layers are measured; a cache of the model's own may keep its states elsewhere
+            if hasattr(cache, "layers"):
                 return cls(name, cache)
-        raise ValueError("its forward returns no cache")
+        raise ValueError("its forward returns no cache of layers")
 
     @property
     def bytes(self) -> int:

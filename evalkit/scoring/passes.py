@@ -38,6 +38,11 @@ class Family(NamedTuple):
     def rows(self) -> range:
         return range(self.first, self.end)
 
+    def parts(self, most_rows: float) -> list[Family]:
+        """Divide the family into ones of so many rows, at least one; each computes the beginning again."""
+        step = int(max(1, min(most_rows, len(self.rows))))
+        return [Family(row, min(row + step, self.end), self.shared) for row in self.rows[::step]]
+
 
 class StateLimit(NamedTuple):
     """Most bytes of the states that are stored for the rows of a pass, and what a row of the model takes."""
@@ -46,12 +51,12 @@ class StateLimit(NamedTuple):
     row_bytes: float
     """Whatever its length: recurrent states."""
     token_bytes: float
-    """For each token of its beginning: keys and values."""
+    """For each of its tokens: keys and values."""
 
-    def rows(self, start: int) -> float:
-        """Return how many rows may follow beginnings of `start` tokens."""
-        size = self.row_bytes + start * self.token_bytes
-        return self.most_bytes / size if start and size else math.inf
+    def rows(self, length: int) -> float:
+        """Return how many rows of so many tokens a pass may have."""
+        size = self.row_bytes + length * self.token_bytes
+        return self.most_bytes / size if size else math.inf
 
 
 UNLIMITED = StateLimit(math.inf, 0, 0)
@@ -68,11 +73,12 @@ class Pass(NamedTuple):
         return [row for family in self.families for row in family.rows]
 
     def halves(self) -> list[Pass]:
-        """Return passes that need about half of the memory; of a single family, those of its whole rows."""
-        if len(self.families) == 1:
-            return [Pass(0, [single]) for single in _singles(self.families)]
-        half = len(self.families) // 2
-        return [Pass(self.start, self.families[:half]), Pass(self.start, self.families[half:])]
+        """Return two passes of about half of the families, or of half of the rows of a single one."""
+        families = self.families
+        if len(families) == 1:
+            families = families[0].parts((len(self.rows) + 1) // 2)
+        half = len(families) // 2
+        return [Pass(self.start, families[:half]), Pass(self.start, families[half:])]
 
 
 def _singles(families: Iterable[Family]) -> list[Family]:
@@ -109,7 +115,7 @@ class Rows:
     def passes(self, most_tokens: int, states: StateLimit | None) -> list[Pass]:
         """Return passes of at most so many tokens each, padding included, unless a single family has more.
 
-        Without a limit of `states`, none are stored.
+        Without a limit of `states`, none are stored. A family with more rows than the limit is divided.
         """
         stores = states is not None and len(self.leaves) > 0
         families = self._families() if stores else _singles([Family(0, len(self.leaves))])
@@ -199,8 +205,10 @@ class Rows:
         """Cut a group into passes, its longest rows first."""
         start = max(min(family.shared for family in families), self.trunk)
         beginning = start - self.trunk
+        length = max(int(self.lengths[family.first : family.end].max()) for family in families)
+        most_rows = states.rows(length) if states is not None and start else math.inf
+        families = [part for family in families for part in family.parts(most_rows)]
         longest = {family: int(self.lengths[family.first : family.end].max()) - start for family in families}
-        most_rows = math.inf if states is None else states.rows(start)
         members: list[Family] = []
         rows = 0
         for family in sorted(families, key=lambda family: -longest[family]):

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from evalkit.models.called import CalledModel
 from evalkit.models.memory import is_out_of_memory
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.passes import UNLIMITED, Pass, Rows
-from evalkit.scoring.sharing import _LOOKAHEAD_TOLERANCE, NOT_NUMBERS, TOLERANCE, SharingCheck, _gaps, _systematic
+from evalkit.scoring.sharing import (
+    NOISE,
+    NOT_NUMBERS,
+    TOLERANCE,
+    SharingCheck,
+    root_mean_square,
+    state_gaps,
+    systematic,
+)
 from evalkit.scoring.tree import Ints, build_tree
 
 _ROUNDING = 10.0
 """Largest allowed distance of a state, in units of the rounding that is measured on the model itself: the distance of a
 row's states from those of its first three quarters alone. It is at most `TOLERANCE`, and at least `_LEAST`. Behind
-states sums have another order (of chunks in Qwen3-Next, whose states differ by up to 7e-4): there it is `TOLERANCE`."""
+states sums have another order (of chunks in Qwen3-Next, whose states differ by up to 7e-4): there it is `TOLERANCE`. Of
+half precision that cannot be widened, the root mean square of all distances is compared with that of rounding."""
 _LEAST = 2e-5
 _SHORTEST = 12
 """Fewest tokens of the longest row."""
-_COLUMNS = 64
-_EXCLUDED = -1e4
 
 
 class RowCheck(SharingCheck):
@@ -31,7 +40,7 @@ class RowCheck(SharingCheck):
     def __init__(self, model: Any, has_own_head: bool) -> None:
         super().__init__(model)
         self._has_own_head = has_own_head
-        self._columns = torch.from_numpy(self._tokens(_COLUMNS, seed=0)).long()
+        self._by_logits = has_own_head or isinstance(model, CalledModel)
 
     def rows(self, length: int, with_states: bool, tokens: int = 0) -> str:
         """Return why rows of up to `length` tokens cannot be computed together, or behind states; empty if they can.
@@ -50,27 +59,35 @@ class RowCheck(SharingCheck):
             return ""
         if np.isnan(worst):
             return NOT_NUMBERS
+        what = "log-probabilities" if self._by_logits else "states"
         where = "behind stored states" if with_states else "in padded rows"
-        return f"its states differ by {worst:.2g} of their norm {where} of {length} tokens"
+        return f"its {what} differ by {worst:.2g} of their norm {where} of {length} tokens"
 
     def _worst(self, length: int, with_states: bool, tokens: int, wide: bool) -> float | None:
         forward = self._forward(wide)
         if self._has_own_head:
             forward.use_own_head(self._vocabulary, greedy=False)
-        tolerance = TOLERANCE if wide or not self._half else _LOOKAHEAD_TOLERANCE
+        gaps = partial(self._row_gaps, forward, length, with_states, tokens)
+        rounding = self._rounding(forward, length)
+        if self._half and not wide:
+            # One token's rounding is as large as an error there, that of all together is not
+            limit = NOISE * max(root_mean_square(rounding), torch.finfo(self._model.dtype).eps)
+            worst = root_mean_square(gaps(0))
+            return None if worst <= limit else worst
+        tolerance = TOLERANCE
         if not with_states:
-            tolerance = min(tolerance, max(_LEAST, _ROUNDING * self._rounding(forward, length)))
-        return _systematic(partial(self._row_gaps, forward, length, with_states, tokens), tolerance)
+            tolerance = min(TOLERANCE, max(_LEAST, _ROUNDING * float(rounding.nan_to_num(0.0).max())))
+        return systematic(gaps, tolerance)
 
     def _row_gaps(self, forward: Forward, length: int, with_states: bool, tokens: int, seed: int) -> torch.Tensor:
-        sequences, trunk = self._sequences(length, with_states, seed)
+        sequences, trunk = self._sequences(length, with_states, tokens, seed)
         # The last token of a sequence is only predicted
         predicted = [np.append(tokens, 0).astype(np.int32) for tokens in sequences]
         rows = Rows(build_tree(predicted, [np.ones(len(tokens), np.bool_) for tokens in predicted]), trunk)
         passes = rows.passes(10**9, UNLIMITED if with_states else None)
         if with_states and not any(part.start > trunk for part in passes):
             raise ValueError("no two rows of the check begin with the same tokens")
-        copies = 1 if with_states else max(1, tokens // rows.computed(passes))
+        copies = 1 if with_states else max(1, math.ceil(tokens / rows.computed(passes)))
         alone = [self._compared(forward.rows_alone(rows.tokens(row))) for row in range(len(rows.leaves))]
         gaps = torch.zeros(len(rows.tree.tokens))
         for part in passes:
@@ -79,20 +96,20 @@ class RowCheck(SharingCheck):
             expected = torch.stack([alone[row][position] for row, position in owners])
             states = forward.pass_states(rows, Pass(part.start, list(part.families) * copies))
             of_copies = states.chunk(copies)
-            differences = [_gaps(self._compared(copy[torch.from_numpy(places)]), expected) for copy in of_copies]
+            differences = [state_gaps(self._compared(copy[torch.from_numpy(places)]), expected) for copy in of_copies]
             gaps[torch.from_numpy(nodes)] = torch.stack(differences).amax(0)
         return gaps
 
-    def _rounding(self, forward: Forward, length: int) -> float:
+    def _rounding(self, forward: Forward, length: int) -> torch.Tensor:
         tokens = self._tokens(length, seed=0)
         cut = length * 3 // 4
         whole = self._compared(forward.rows_alone(tokens))
-        return float(_gaps(self._compared(forward.rows_alone(tokens[:cut])), whole[:cut]).nan_to_num(0.0).max())
+        return state_gaps(self._compared(forward.rows_alone(tokens[:cut])), whole[:cut])
 
-    def _sequences(self, length: int, with_states: bool, seed: int) -> tuple[list[Ints], int]:
+    def _sequences(self, length: int, with_states: bool, tokens: int, seed: int) -> tuple[list[Ints], int]:
         """Return random rows, and the length of their trunk; behind states, families of rows. Their order is fixed."""
         if not with_states:
-            lengths = (length, length // 2, max(1, length // 7), 3)
+            lengths = (length, 3, length // 2, max(1, length // 7))[: max(2, tokens // length)]
             return [self._tokens_of_row(size, number, seed) for number, size in enumerate(lengths)], 0
         quarter = length // 4
         # Beginnings and tails, each long behind short; models have other code for a single token behind a state
@@ -120,7 +137,4 @@ class RowCheck(SharingCheck):
         return tokens
 
     def _compared(self, states: torch.Tensor) -> torch.Tensor:
-        if not self._has_own_head:
-            return states
-        logprobs = states.float().log_softmax(-1)[:, self._columns.to(states.device)]
-        return logprobs.masked_fill(logprobs < _EXCLUDED, 0)
+        return self._log_probabilities(states) if self._by_logits else states

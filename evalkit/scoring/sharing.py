@@ -48,10 +48,10 @@ _LEAST_EFFECT = 1e-5
 _RARE = 0.01
 """Share of tokens whose states may differ in one row if they agree in the next, since rounding may select another
 expert."""
-_NOISE = 2.0
+NOISE = 2.0
 """Largest allowed distance of shared bf16 and fp16 states from float32's, in root mean squares of the model's own
 rounding."""
-_LOOKAHEAD_TOLERANCE = 0.1
+HALF_TOLERANCE = 0.1
 """Largest allowed change of states with later tokens, as a share of their norm, where only half precision can be run.
 Rounding gives 1 to 3 %; a token that attends to later ones has a different state."""
 _HEAD_TOLERANCE = 5e-3
@@ -68,6 +68,8 @@ _SMALL = 128
 _EARLY = 9
 """Length of the shortest beginning in the check of lookahead: of tokens that see each other at the start only."""
 _CHUNK = 4096
+_AT_ONCE = 256
+"""Tokens whose log-probabilities exist at a time."""
 
 
 class BatchLengths(NamedTuple):
@@ -107,14 +109,8 @@ class SharingCheck:
         return "" if not is_first and self._passes_in_few_layers(check) else check()
 
     def _lookahead(self, length: int, by_states: bool, at_equal_length: bool) -> str:
-        columns = torch.from_numpy(self._tokens(_LOGITS, seed=0)).long()
-
         def compared(forward: Forward, tokens: Ints) -> torch.Tensor:
-            if by_states:
-                return forward.hidden_alone(tokens)
-            logprobs = forward.logits_alone(tokens).log_softmax(-1)
-            logprobs = logprobs[:, columns.to(logprobs.device)]
-            return logprobs.masked_fill(logprobs < _EXCLUDED, 0)
+            return forward.hidden_alone(tokens) if by_states else self._log_probabilities(forward.logits_alone(tokens))
 
         def gaps(seed: int, wide: bool = True) -> torch.Tensor:
             forward, sequence = self._forward(wide), self._repetitive(length, seed)
@@ -122,17 +118,17 @@ class SharingCheck:
             whole, worst = compared(forward, sequence), torch.zeros(length - 1)
             for cut in _cuts(length):
                 part = compared(forward, np.concatenate((sequence[:cut], later[cut:])))
-                worst[:cut] = torch.maximum(worst[:cut], _gaps(part[:cut], whole[:cut]))
+                worst[:cut] = torch.maximum(worst[:cut], state_gaps(part[:cut], whole[:cut]))
             return worst
 
         try:
             with self._widened():
-                worst = _systematic(gaps, TOLERANCE)
+                worst = systematic(gaps, TOLERANCE)
         except RuntimeError:
             if not self._half:
                 raise
             # Some modules read others' weights, and the widened embedding may not fit in memory
-            worst = _systematic(partial(gaps, wide=False), _LOOKAHEAD_TOLERANCE)
+            worst = systematic(partial(gaps, wide=False), HALF_TOLERANCE)
         if worst is None:
             return ""
         what = "states" if by_states else "log-probabilities"
@@ -228,9 +224,9 @@ class SharingCheck:
 
         def gaps(seed: int) -> torch.Tensor:
             states, which = self._shared(forward, lengths, with_trunk, seed)
-            return _gaps(states, self._expected(lengths.longest, seed, True), which[-len(states) :])
+            return state_gaps(states, self._expected(lengths.longest, seed, True), which[-len(states) :])
 
-        worst = _systematic(gaps, min(TOLERANCE, smallest / _MARGIN))
+        worst = systematic(gaps, min(TOLERANCE, smallest / _MARGIN))
         if worst is None:
             return ""
         return f"its states differ by {worst:.2g} of their norm in rows of {lengths.row} tokens"
@@ -238,8 +234,9 @@ class SharingCheck:
     def _rounding_failure(self, kernel: str, lengths: BatchLengths, with_trunk: bool) -> str:
         exact, rounded = self._expected(lengths.longest, 0, True), self._expected(lengths.longest, 0, False)
         states, which = self._shared(self._forward(wide=False, kernel=kernel), lengths, with_trunk, seed=0)
-        rounding, shared = _rms(_gaps(rounded, exact)[which.cpu()]), _rms(_gaps(states, exact, which[-len(states) :]))
-        if shared <= _NOISE * rounding:
+        rounding = root_mean_square(state_gaps(rounded, exact)[which.cpu()])
+        shared = root_mean_square(state_gaps(states, exact, which[-len(states) :]))
+        if shared <= NOISE * rounding:
             return ""
         dtype = str(self._model.dtype).removeprefix("torch.")
         return f"in {dtype} its states differ by {shared:.2g} of their norm; rounding explains {rounding:.2g}"
@@ -250,7 +247,7 @@ class SharingCheck:
         trunk = probe.trunk if with_trunk else 0
         trees, tokens = (probe.after(trunk), mask_first(probe.after(trunk))), probe.sequences[0][:trunk]
         right, wrong = (forward.hidden_shared(tree, tokens)[1:] for tree in trees)
-        return float(_gaps(wrong, right).median())
+        return float(state_gaps(wrong, right).median())
 
     def _shared(
         self, forward: Forward, lengths: BatchLengths, with_trunk: bool, seed: int
@@ -267,6 +264,13 @@ class SharingCheck:
         forward = self._forward(wide)
         with self._widened() if wide else nullcontext():
             return torch.cat([forward.hidden_alone(sequence) for sequence in probe.sequences])
+
+    def _log_probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return those of a few tokens of the vocabulary, [tokens, `_LOGITS`]; 0 of tokens that the model masks."""
+        columns = torch.from_numpy(self._tokens(_LOGITS, seed=0)).long().to(logits.device)
+        parts = [part.float().log_softmax(-1)[:, columns] for part in logits.split(_AT_ONCE)]
+        logprobs = torch.cat(parts)
+        return logprobs.masked_fill(logprobs < _EXCLUDED, 0)
 
     def _tokens(self, length: int, seed: int) -> Ints:
         return np.random.default_rng(seed).integers(0, self._vocabulary, length, dtype=np.int32)
@@ -299,7 +303,7 @@ def _cuts(length: int) -> list[int]:
     return sorted({early, max(1, length // 4 - 1), most, length - 1})
 
 
-def _systematic(gaps: Callable[[int], torch.Tensor], tolerance: float) -> float | None:
+def systematic(gaps: Callable[[int], torch.Tensor], tolerance: float) -> float | None:
     """Return the largest gap if gaps above the tolerance are systematic; None if there are none.
 
     Where rounding selects another expert, different tokens differ in each row. So a second row is compared where the
@@ -314,7 +318,7 @@ def _systematic(gaps: Callable[[int], torch.Tensor], tolerance: float) -> float 
     return None if rare and not (wrong & again).any() else float(first.max())
 
 
-def _gaps(states: torch.Tensor, expected: torch.Tensor, which: torch.Tensor | None = None) -> torch.Tensor:
+def state_gaps(states: torch.Tensor, expected: torch.Tensor, which: torch.Tensor | None = None) -> torch.Tensor:
     """Return the norm of each state's difference from the expected state over the norm of the latter."""
     gaps = []
     for start in range(0, len(states), _CHUNK):
@@ -325,5 +329,5 @@ def _gaps(states: torch.Tensor, expected: torch.Tensor, which: torch.Tensor | No
     return torch.cat(gaps)
 
 
-def _rms(values: torch.Tensor) -> float:
+def root_mean_square(values: torch.Tensor) -> float:
     return float(values.square().mean().sqrt())

@@ -123,6 +123,69 @@ def test_experts_that_rounding_decides_between_are_no_error(monkeypatch: pytest.
         assert (checked(model_of("llama"))[0].way == "tree") == shares
 
 
+# States
+
+
+def test_states_are_not_stored_where_single_tokens_behind_them_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Zamba 2 and Nemotron-H, whose time steps have no bounds in passes of one token."""
+    model = model_of("mamba2", num_heads=8, head_dim=16, n_groups=1, state_size=16)
+    assert "states cannot be stored" not in checked(model)[0].why
+    real = type(model.backbone).forward
+
+    def forward(own: Any, input_ids: torch.Tensor, cache_params: Any = None, **inputs: Any) -> Any:
+        output = real(own, input_ids=input_ids, cache_params=cache_params, **inputs)
+        if cache_params is not None and input_ids.shape[1] == 1:
+            output.last_hidden_state = output.last_hidden_state * 1.01 + 0.01
+        return output
+
+    monkeypatch.setattr(type(model.backbone), "forward", forward)
+    engine, _ = checked(model)
+    assert engine.way == "rows" and "states cannot be stored: its states differ by" in engine.why
+
+
+def test_caches_without_layers_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("mamba2", num_heads=8, head_dim=16, n_groups=1, state_size=16)
+    real = type(model.backbone).forward
+
+    class Own:
+        def __init__(self, cache: Any) -> None:
+            self.cache = cache
+
+        def reorder_cache(self, rows: torch.Tensor) -> None:
+            self.cache.reorder_cache(rows)
+
+    def forward(own: Any, input_ids: torch.Tensor, cache_params: Any = None, **inputs: Any) -> Any:
+        cache = None if cache_params is None else cache_params.cache
+        output = real(own, input_ids=input_ids, cache_params=cache, **inputs)
+        if output.cache_params is not None:
+            output.cache_params = Own(output.cache_params)
+        return output
+
+    monkeypatch.setattr(type(model.backbone), "forward", forward)
+    engine, _ = checked(model)
+    assert engine.way == "rows"
+    assert from_alone(engine, model, ITEMS) <= RELATIVE
+
+
+def test_a_tree_that_another_process_planned_is_scored_in_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory may run out in the check of the head in one process only; its head is then the model's own."""
+    model = model_of("llama")
+    with monkeypatch.context() as patched:
+
+        def out_of_memory(*_: Any) -> str:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+        patched.setattr(SharingCheck, "head", out_of_memory)
+        engine, _ = checked(model)
+    assert engine.way != "tree"
+    planned = [(batch, engine.score(batch, "tree", 256)) for batch in batches_of(ITEMS, engine.budget)]
+    reference = Forward(model)
+    for batch, scored in planned:
+        for item, (_, members) in zip(batch.sets, scored, strict=True):
+            for tokens, scores, mask in zip(item.sequences, members, item.is_scored, strict=True):
+                assert scores.logprobs[mask] == pytest.approx(reference.score_alone(tokens).logprobs[mask], abs=1e-4)
+
+
 # Right ways of sharing
 
 SHARING: dict[str, tuple[dict[str, Any], str]] = {

@@ -170,10 +170,21 @@ def test_two_families_are_shared_where_they_save_more_than_one() -> None:
 
 
 def test_stored_states_of_a_pass_fit_into_memory() -> None:
-    """Ten questions of four answers behind 40 tokens: a row takes 100 bytes and 10 for each token of its beginning."""
+    """Ten questions of four answers behind 40 tokens: a row of 41 tokens takes 100 bytes, and 10 for each token."""
     question = np.arange(40, dtype=np.int32)
     sequences = [np.concatenate((question + 40 * number, [answer, 0])) for number in range(10) for answer in range(4)]
     masks = [np.ones(len(tokens), np.bool_) for tokens in sequences]
     rows = Rows(build_tree([tokens.astype(np.int32) for tokens in sequences], masks))
-    passes = rows.passes(10**9, StateLimit(most_bytes=8 * 500, row_bytes=100, token_bytes=10))
+    passes = rows.passes(10**9, StateLimit(most_bytes=8 * 510, row_bytes=100, token_bytes=10))
     assert [(part.start, len(part.rows)) for part in passes] == [(40, 8)] * 5
+
+
+@pytest.mark.parametrize("most_rows", [0, 1, 3, 7, 100])
+def test_a_pass_stores_no_more_states_than_its_limit_also_of_a_single_family(most_rows: int) -> None:
+    beginning = list(range(40))
+    sequences = [np.array([*beginning, 100 + last, 1, 2], np.int32) for last in range(20)]
+    rows = Rows(build_tree(sequences, [np.ones(len(tokens), np.bool_) for tokens in sequences]))
+    passes = rows.passes(10**9, StateLimit(40.0 * most_rows, 0, 1))
+    assert all(len(part.rows) <= max(1, most_rows) for part in passes)
+    nodes = np.concatenate([rows.places(part)[0] for part in passes])
+    assert sorted(nodes.tolist()) == list(range(len(rows.tree.tokens)))

@@ -273,9 +273,9 @@ def run_job(job: dict[str, Any], folder: Path) -> None:
         return forward(self, idx, targets)
 
     RequestComputer.compute = counting  # type: ignore[method-assign]
-    parts = engine._PARTS
+    parts = engine._PASS_PARTS
     if job.get("largest"):
-        engine._PARTS = ()
+        engine._PASS_PARTS = ()
     # A hook of the module itself would be part of its identity
     hook = register_module_forward_pre_hook(noting)
     # Changed code is part of a model's identity
@@ -292,7 +292,7 @@ def run_job(job: dict[str, Any], folder: Path) -> None:
             logged = {0: inloop(model, 0)}
     finally:
         RequestComputer.compute, Nano.forward = whole, forward  # type: ignore[method-assign]
-        engine._PARTS = parts
+        engine._PASS_PARTS = parts
         hook.remove()
     report = {"logged": logged, "batches": computed["batches"], "passes": computed["passes"], "rows": rows}
     (folder / f"{job['name']}-{rank}.json").write_text(json.dumps(report))

@@ -87,7 +87,7 @@ def test_a_plain_module_has_the_numbers_of_the_model_inside(
 
 def test_a_plain_module_is_scored_in_few_passes(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the largest passes are the fastest: no more than one for 1,000 tokens, and one for each batch."""
-    monkeypatch.setattr("evalkit.scoring.engine._PARTS", ())
+    monkeypatch.setattr("evalkit.scoring.engine._PASS_PARTS", ())
     called, real = [], RequestComputer.compute
     batches: list[list[tuple[int, int]]] = []
 
