@@ -26,10 +26,11 @@ from evalkit.scoring.tree import Ints, build_tree
 
 _ROUNDING = 10.0
 """Largest allowed distance of a state, in units of the rounding that is measured on the model itself: the distance of a
-row's states from those of its first three quarters alone. It is at most `TOLERANCE`, and at least `_LEAST`. Behind
-states sums have another order (of chunks in Qwen3-Next, whose states differ by up to 7e-4): there it is `TOLERANCE`. Of
+row's states from those of its first three quarters alone. It is at most `TOLERANCE`, and at least `_LEAST`. Of
 half precision that cannot be widened, the root mean square of all distances is compared with that of rounding."""
 _LEAST = 2e-5
+_MARGIN = 1.5
+"""Tokens of the check's large pass by those of scoring: the last ones of a pass are padding."""
 _SHORTEST = 12
 """Fewest tokens of the longest row."""
 
@@ -74,9 +75,7 @@ class RowCheck(SharingCheck):
             limit = NOISE * max(root_mean_square(rounding), torch.finfo(self._model.dtype).eps)
             worst = root_mean_square(gaps(0))
             return None if worst <= limit else worst
-        tolerance = TOLERANCE
-        if not with_states:
-            tolerance = min(TOLERANCE, max(_LEAST, _ROUNDING * float(rounding.nan_to_num(0.0).max())))
+        tolerance = min(TOLERANCE, max(_LEAST, _ROUNDING * float(rounding.nan_to_num(0.0).max())))
         return systematic(gaps, tolerance)
 
     def _row_gaps(self, forward: Forward, length: int, with_states: bool, tokens: int, seed: int) -> torch.Tensor:
@@ -87,7 +86,7 @@ class RowCheck(SharingCheck):
         passes = rows.passes(10**9, UNLIMITED if with_states else None)
         if with_states and not any(part.start > trunk for part in passes):
             raise ValueError("no two rows of the check begin with the same tokens")
-        copies = 1 if with_states else max(1, math.ceil(tokens / rows.computed(passes)))
+        copies = 1 if with_states else max(1, math.ceil(_MARGIN * tokens / rows.computed(passes)))
         alone = [self._compared(forward.rows_alone(rows.tokens(row))) for row in range(len(rows.leaves))]
         gaps = torch.zeros(len(rows.tree.tokens))
         for part in passes:
