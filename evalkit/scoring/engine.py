@@ -70,6 +70,8 @@ _LEAST_PASS = 64
 """Fewest tokens of a smaller pass."""
 _REPEATS = 2
 """How often a way is timed; the least counts. A GPU chooses kernels in the first pass."""
+_ENOUGH = 1.0
+"""Seconds from which one measurement is enough."""
 _FASTER = 0.9
 """Share of a larger pass's seconds from which a smaller one is chosen."""
 _LEAST_ROW = 256
@@ -306,6 +308,8 @@ class Engine:
             with suppress(OutOfMemoryError):
                 self._row_scores(batch, way, pass_tokens)
                 seconds.append(time.perf_counter() - started)
+            if min(seconds, default=0.0) > _ENOUGH:
+                break
         return min(seconds, default=math.inf)
 
     # Trees
