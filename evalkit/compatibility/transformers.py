@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from evalkit.compatibility.names import replaced
 
@@ -61,6 +61,31 @@ def keeps_state(model: Any) -> bool:
     transformers' `generate` reads the same attribute; there is no public one.
     """
     return bool(getattr(model, "_is_stateful", False))
+
+
+class CachedTensor(NamedTuple):
+    """A tensor of a cache layer: `holder[key]`."""
+
+    name: str
+    holder: dict[Any, Any]
+    key: Any
+
+    @property
+    def tensor(self) -> Any:
+        return self.holder[self.key]
+
+
+def cached_tensors(layer: Any) -> list[CachedTensor]:
+    """Return the tensors of a layer of transformers' caches, attributes or in dicts of them, without single numbers."""
+    import torch
+
+    kept = []
+    for name, value in vars(layer).items():
+        places = [(value, key) for key in value] if isinstance(value, dict) else [(vars(layer), name)]
+        for holder, key in places:
+            if isinstance(holder[key], torch.Tensor) and holder[key].dim():
+                kept.append(CachedTensor(name, holder, key))
+    return kept
 
 
 def generation_config_of(model: Any, settings: dict[str, Any]) -> Any:

@@ -12,11 +12,12 @@ import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache
 
+from evalkit.compatibility.transformers import cached_tensors
 from evalkit.generation.prompts import Ints, shared_tokens
 from evalkit.generation.rows import Generation
 from evalkit.generation.storage import Behind, Calls, Sizes, Storage
@@ -99,7 +100,7 @@ class OwnCaches(Storage):
         layers = 0
         for layer in self._joined.layers:
             before = token_bytes.total()
-            for kept in _tensors(layer):
+            for kept in cached_tensors(layer):
                 states = kept.tensor
                 rows, tokens = _DIMENSIONS[kept.name]
                 of_row = states.nbytes // states.shape[rows]
@@ -112,7 +113,7 @@ class OwnCaches(Storage):
 
     def _keep(self, rows: Sequence[int]) -> None:
         for layer in self._joined.layers:
-            for kept in _tensors(layer):
+            for kept in cached_tensors(layer):
                 states = kept.tensor
                 index = torch.tensor(rows, device=states.device)
                 kept.holder[kept.key] = states.index_select(_DIMENSIONS[kept.name][0], index)
@@ -144,7 +145,7 @@ def _has_columns(cache: Any) -> bool:
         raise TypeError("no cache is returned")
     if type(cache) not in (Cache, DynamicCache):
         raise TypeError(f"{type(cache).__name__} is an unknown cache")
-    names = {kept.name for layer in cache.layers for kept in _tensors(layer)}
+    names = {kept.name for layer in cache.layers for kept in cached_tensors(layer)}
     unknown = names.difference(_DIMENSIONS)
     if unknown:
         raise TypeError(f"{min(unknown)} is an unknown part of its cache")
@@ -159,37 +160,13 @@ def _joined_caches(caches: Sequence[Any], longest: int) -> Any:
     whole = caches[longest]
     for index in range(len(whole.layers)):
         layers = [cache.layers[index] for cache in caches]
-        for of_rows in zip(*map(_tensors, layers), strict=True):
+        for of_rows in zip(*map(cached_tensors, layers), strict=True):
             target = of_rows[longest]
             target.holder[target.key] = _stacked(target.name, [kept.tensor for kept in of_rows])
         for cache in caches:
             if cache is not whole:
                 cache.layers[index] = None
     return whole
-
-
-class _Kept(NamedTuple):
-    """A tensor of a cache layer: `holder[key]`."""
-
-    name: str
-    holder: dict[Any, Any]
-    key: Any
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        tensor: torch.Tensor = self.holder[self.key]
-        return tensor
-
-
-def _tensors(layer: Any) -> list[_Kept]:
-    """Return the tensors of a cache layer, without single numbers."""
-    kept = []
-    for name, value in vars(layer).items():
-        places = [(value, key) for key in value] if isinstance(value, dict) else [(vars(layer), name)]
-        for holder, key in places:
-            if isinstance(holder[key], torch.Tensor) and holder[key].dim():
-                kept.append(_Kept(name, holder, key))
-    return kept
 
 
 def _stacked(name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -24,14 +24,11 @@ from evalkit.compatibility.torch import end_forward, hooks_of, uncompiled
 from evalkit.compatibility.transformers import changes_no_number, select_attention
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.models.loading.files import WINDOW_KEYS
-from evalkit.models.memory import free_bytes
+from evalkit.models.memory import free_bytes, logit_tokens
 from evalkit.models.module_state import attributes_digest, class_of
 
 _WINDOW_KEYS = (*WINDOW_KEYS, "block_size", "sequence_len", "context_length")
 """Names of the context window in configs: transformers', nanoGPT's, nanochat's, and those of other projects."""
-_SHARE = 0.25
-_COPIES = 4
-"""Copies of a batch's float32 logits that exist at a time."""
 _TOKENS = {"cpu": 2048}
 _MOST_TOKENS = 65536
 _SHARDING = "torch.distributed.fsdp"
@@ -138,8 +135,8 @@ class CalledModel(torch.nn.Module):
     def token_budget(self) -> int:
         """Return the tokens of a batch whose logits fit into the memory that is free now, by a rough estimate."""
         processes = distributed.get_world_size() if distributed.is_initialized() and self.device.type == "cpu" else 1
-        room = free_bytes(self.device) / processes * _SHARE / (4 * _COPIES * self._head.weight.shape[0])
-        return max(128, min(_TOKENS.get(self.device.type, _MOST_TOKENS), int(room)))
+        fitting = logit_tokens(free_bytes(self.device) / processes, self._head.weight.shape[0])
+        return min(_TOKENS.get(self.device.type, _MOST_TOKENS), fitting)
 
     def _logits(self, ids: torch.Tensor, inputs: Mapping[str, Any] | None = None) -> Any:
         if self.is_sharded:

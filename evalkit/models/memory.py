@@ -35,6 +35,9 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 _WEIGHTS_SHARE = 0.75
 """Share of a GPU's memory for weights; the rest is for states, keys and values."""
+_LOGIT_SHARE = 0.25
+_LOGIT_COPIES = 4
+"""Copies of a batch's float32 logits that exist at a time."""
 _STORED = "cpu"
 _CACHES = ("past_key_values", "cache")
 
@@ -67,6 +70,11 @@ def free_bytes(device: Any) -> int:
         # Its allocator keeps memory of freed tensors
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
     return min(device_bytes(device), int(psutil.virtual_memory().available))
+
+
+def logit_tokens(room: float, vocabulary: int) -> int:
+    """Return the tokens whose float32 logits fit into a share of so many bytes."""
+    return max(128, int(room * _LOGIT_SHARE / (4 * _LOGIT_COPIES * vocabulary)))
 
 
 def use_memory_share(share: float) -> None:

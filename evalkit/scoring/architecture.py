@@ -13,14 +13,13 @@ import torch
 from evalkit.compatibility.transformers import attention_of
 from evalkit.models.context.stretch import BY_LENGTH_TYPE
 from evalkit.models.loading.files import WINDOW_KEYS
-from evalkit.models.memory import device_bytes
+from evalkit.models.memory import device_bytes, logit_tokens
 from evalkit.models.parts import computing_devices, layers_of
 
 _CPU_TOKENS = 2048
 """Enough to saturate two cores; more only costs memory (measured: docs/measurements/commands.md)."""
 _GPU_TOKENS = 65536
 _ROW = 2048
-_LOGIT_COPIES = 4
 _SHARE = 0.25
 """Share of the memory beside the weights that one batch may use by the estimate below."""
 
@@ -69,6 +68,11 @@ def rotary_lengths(config: Any) -> list[int | None]:
     ]
 
 
+def rotary_limit(config: Any) -> int | None:
+    """Return the least of the `rotary_lengths`, up to which these embeddings do not change; None without a limit."""
+    return min((length for length in rotary_lengths(config) if length), default=None)
+
+
 def auto_budget(model: Any) -> int:
     """Return a token budget that fits beside the weights, whatever other processes use, and saturates the device."""
     memory = memory_beside_weights(model)
@@ -86,9 +90,8 @@ def auto_budget(model: Any) -> int:
 
 
 def most_logit_tokens(model: Any) -> int:
-    """Return the tokens whose logits the memory beside the weights holds, several copies of them."""
-    room = min(memory_beside_weights(model).values()) * _SHARE
-    return max(128, int(room / (4 * _LOGIT_COPIES * model.get_output_embeddings().weight.shape[0])))
+    """Return the tokens whose logits the memory beside the weights holds."""
+    return logit_tokens(min(memory_beside_weights(model).values()), model.get_output_embeddings().weight.shape[0])
 
 
 def memory_beside_weights(model: Any) -> dict[torch.device, int]:

@@ -20,7 +20,7 @@ from evalkit.errors import CheckpointError, EvalkitError, ScoringError, first_li
 from evalkit.models.memory import is_out_of_memory, refuse_to_split
 from evalkit.models.parts import computing_devices
 from evalkit.runs.traits import hardware_of
-from evalkit.scoring.architecture import rotary_lengths, window_of
+from evalkit.scoring.architecture import rotary_limit, window_of
 from evalkit.scoring.row_checks import RowCheck
 from evalkit.scoring.sharing import NOT_NUMBERS, BatchLengths, SharingCheck
 
@@ -87,7 +87,7 @@ class ModelChecks:
         self._remembers, self._files, self._say = remembers, files, say
         self._key = _key_of(model) if remembers and not type(model).__module__.startswith(_REMOTE) else None
         self._passed = self._read()
-        self._rotary = min((length for length in rotary_lengths(model.config) if length), default=None)
+        self._rotary = rotary_limit(model.config)
         self._covered = 0
         self._covered_rows = {False: 0, True: 0}
         self._failures: dict[tuple[bool, int], str] = {}

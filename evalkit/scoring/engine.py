@@ -33,7 +33,7 @@ from evalkit.scoring.architecture import (
     longest_shared,
     memory_beside_weights,
     most_logit_tokens,
-    rotary_lengths,
+    rotary_limit,
     window_of,
 )
 from evalkit.scoring.checks import DAMAGED, ModelChecks, TooManyTokens, memory_for, rounded_up, runs
@@ -114,7 +114,7 @@ class Engine:
         self._say = say
         self._checks = ModelChecks(model, remembers, files, say)
         window, self._longest = window_of(model.config), longest_shared(model.config)
-        self._longest_row = min((length for length in rotary_lengths(model.config) if length), default=None)
+        self._longest_row = rotary_limit(model.config)
         """Most tokens of a row that may be padded, or follow a state: rotary embeddings depend on greater lengths."""
         self._reach = min(window, self._longest or window)
         """Greatest length of a sequence that fits in the context window and may be in a tree."""
@@ -227,8 +227,10 @@ class Engine:
         in_rows = self._seconds(batch, ROWS, self.budget)
         for part in _PASS_PARTS:
             size = max(self.budget // part, _LEAST_PASS)
+            if size >= self.pass_tokens:
+                break
             seconds = self._seconds(batch, ROWS, size)
-            if size >= self.pass_tokens or seconds > _FASTER * in_rows:
+            if seconds > _FASTER * in_rows:
                 break
             in_rows = seconds
             self.pass_tokens = size
@@ -288,17 +290,16 @@ class Engine:
             part = waiting.pop()
             is_single = len(part.rows) == 1
             label = _label_of(batch, rows.tokens(part.rows[0])) if is_single else batch.sequences.labels[0]
-            try:
+            with suppress(TooManyTokens):
                 with memory_for(label, int(rows.lengths[part.rows].max()), at_most=is_single):
                     pairs, scores = self._forward.score_pass(rows, part)
-            except TooManyTokens:
-                self._make_room(f"{len(part.rows)} sequences", "such passes are split")
-                waiting += part.halves()[::-1]
+                logprobs[pairs] = scores.logprobs
+                greedy[pairs] = scores.greedy
                 continue
-            logprobs[pairs] = scores.logprobs
-            greedy[pairs] = scores.greedy
-        before = Scores(np.full(1, np.nan, np.float32), np.zeros(1, np.bool_))
-        of_sequences = iter(Scores(logprobs, greedy).along(tree.paths, before))
+            # As in `_tree_scores`
+            self._make_room(f"{len(part.rows)} sequences", "such passes are split")
+            waiting += part.halves()[::-1]
+        of_sequences = iter(Scores(logprobs, greedy).along(tree.paths, Scores.of_first()))
         return [list(islice(of_sequences, len(item.sequences))) for item in batch.sets]
 
     def _seconds(self, batch: TreeBatch, way: str, pass_tokens: int) -> float:

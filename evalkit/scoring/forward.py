@@ -23,6 +23,7 @@ from transformers import DynamicCache
 
 from evalkit.compatibility.names import replaced
 from evalkit.compatibility.torch import compiled_for
+from evalkit.compatibility.transformers import cached_tensors
 from evalkit.models.called import WholeLogits
 from evalkit.models.parts import base_of, dynamic_modules, forget_lengths
 from evalkit.scoring.attention import (
@@ -81,8 +82,12 @@ class Scores:
     @classmethod
     def after_first(cls, rest: Scores) -> Scores:
         """Return the scores of a whole sequence: the unscored first token, then `rest`."""
-        first = cls(np.full(1, np.nan, np.float32), np.zeros(1, np.bool_))
-        return rest.along([np.arange(len(rest.logprobs), dtype=np.int32)], first)[0]
+        return rest.along([np.arange(len(rest.logprobs), dtype=np.int32)], cls.of_first())[0]
+
+    @classmethod
+    def of_first(cls) -> Scores:
+        """Return the scores of the first token of a sequence, which has none."""
+        return cls(np.full(1, np.nan, np.float32), np.zeros(1, np.bool_))
 
 
 class OutputHead:
@@ -232,9 +237,7 @@ class _States(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        states = [value for layer in self.cache.layers for value in vars(layer).values()]
-        states += [value for of_layer in states if isinstance(of_layer, dict) for value in of_layer.values()]
-        return sum(tensor.nbytes for tensor in states if isinstance(tensor, torch.Tensor))
+        return sum(kept.tensor.nbytes for layer in self.cache.layers for kept in cached_tensors(layer))
 
     def copied(self, rows: NDArray[np.int64]) -> _States:
         copied = _States(self.name, copy.deepcopy(self.cache))
@@ -292,7 +295,7 @@ class Forward:
                 scores = self.score_states(hidden, tokens)
             else:
                 hidden = torch.zeros(1, self.head.module.weight.shape[1], device=self._device, dtype=self._dtype)
-                scores = Scores.after_first(Scores(np.empty(0, np.float32), np.empty(0, np.bool_)))
+                scores = Scores.of_first()
             self._trunk = known = Trunk(tokens, scores, hidden[-1:], _TrunkCache(cache, length))
         return known
 
@@ -320,7 +323,7 @@ class Forward:
         beginnings, tokens, family = rows.inputs(part)
         parts = []
         cache: _States | None = None
-        if part.start and rows.trunk:
+        if rows.trunk:
             states, stored = self._stored_beginning(rows.tokens(0)[: rows.trunk])
             parts.append(states)
             cache = stored.copied(np.zeros(len(beginnings), np.int64))
@@ -332,11 +335,6 @@ class Forward:
         states, _ = self._run(tokens, cache)
         parts.append(states)
         return torch.cat(parts) if len(parts) > 1 else states
-
-    @torch.inference_mode()
-    def rows_alone(self, tokens: Ints) -> torch.Tensor:
-        """Return the final states of one row by itself, [length, d_model], or its logits by the model's own head."""
-        return self._run(tokens[None], None)[0]
 
     @torch.inference_mode()
     def stored_bytes(self, tokens: Ints) -> int:
@@ -384,8 +382,11 @@ class Forward:
 
     @torch.inference_mode()
     def hidden_alone(self, tokens: Ints) -> torch.Tensor:
-        """Return the final hidden states of one sequence, [length, d_model], by the model's own attention."""
-        return self._states(input_ids=self._ids(tokens), use_cache=False)
+        """Return the final hidden states of one sequence, [length, d_model], by the model's own attention.
+
+        After `use_own_head` they are its logits, as in rows.
+        """
+        return self._run(tokens[None], None)[0]
 
     @torch.inference_mode()
     def logits_alone(self, tokens: Ints) -> torch.Tensor:

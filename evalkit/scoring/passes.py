@@ -63,7 +63,10 @@ UNLIMITED = StateLimit(math.inf, 0, 0)
 
 
 class Pass(NamedTuple):
-    """Rows that go through the model together, behind beginnings of `start` tokens, one for each family."""
+    """Rows that go through the model together, behind beginnings of `start` tokens, one for each family.
+
+    A beginning has at least the trunk.
+    """
 
     start: int
     families: Sequence[Family]
@@ -125,9 +128,8 @@ class Rows:
         """Return the number of tokens that passes compute, padding included."""
         total = 0
         for part in passes:
-            before = self.trunk if part.start else 0
             longest = int(self.lengths[part.rows].max()) - part.start
-            total += len(part.families) * (part.start - before) + len(part.rows) * longest
+            total += len(part.families) * (part.start - self.trunk) + len(part.rows) * longest
         return total
 
     def inputs(self, part: Pass) -> tuple[Ints, Ints, NDArray[np.int64]]:
@@ -135,11 +137,10 @@ class Rows:
 
         The rows are [rows, length]; the last array has the family of each.
         """
-        before = self.trunk if part.start else 0
         sequences = [self.tokens(row) for row in part.rows]
         members = [len(family.rows) for family in part.families]
         firsts = np.cumsum([0, *members[:-1]])
-        beginnings = np.stack([sequences[first][before : part.start] for first in firsts])
+        beginnings = np.stack([sequences[first][self.trunk : part.start] for first in firsts])
         longest = max(map(len, sequences))
         # Padded by tokens that the row has anyway: some models take positions, or a mask, from a token for padding
         padded = [np.pad(tokens[part.start :], (0, longest - len(tokens)), mode="edge") for tokens in sequences]
@@ -154,16 +155,15 @@ class Rows:
         rows = part.rows
         nodes = np.flatnonzero(np.isin(self.owners, rows))
         positions = self.tree.positions[nodes].astype(np.int64)
-        before = self.trunk if part.start else 0
-        each = part.start - before
+        each = part.start - self.trunk
         length = int(self.lengths[rows].max()) - part.start
         order = np.argsort(rows)
         number = order[np.searchsorted(rows, self.owners[nodes], sorter=order)]
         family = np.repeat(np.arange(len(part.families)), [len(family.rows) for family in part.families])[number]
-        in_beginning = before + family * each + (positions - before)
-        in_row = before + len(part.families) * each + number * length + (positions - part.start)
+        in_beginning = self.trunk + family * each + (positions - self.trunk)
+        in_row = self.trunk + len(part.families) * each + number * length + (positions - part.start)
         places = np.where(positions < part.start, in_beginning, in_row)
-        return nodes, np.where(positions < before, positions, places)
+        return nodes, np.where(positions < self.trunk, positions, places)
 
     def _families(self) -> list[Family]:
         """Divide the rows into the families that save the most tokens."""

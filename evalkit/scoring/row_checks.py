@@ -81,13 +81,13 @@ class RowCheck(SharingCheck):
     def _row_gaps(self, forward: Forward, length: int, with_states: bool, tokens: int, seed: int) -> torch.Tensor:
         sequences, trunk = self._sequences(length, with_states, tokens, seed)
         # The last token of a sequence is only predicted
-        predicted = [np.append(tokens, 0).astype(np.int32) for tokens in sequences]
-        rows = Rows(build_tree(predicted, [np.ones(len(tokens), np.bool_) for tokens in predicted]), trunk)
+        predicted = [np.append(sequence, 0).astype(np.int32) for sequence in sequences]
+        rows = Rows(build_tree(predicted, [np.ones(len(sequence), np.bool_) for sequence in predicted]), trunk)
         passes = rows.passes(10**9, UNLIMITED if with_states else None)
         if with_states and not any(part.start > trunk for part in passes):
             raise ValueError("no two rows of the check begin with the same tokens")
         copies = 1 if with_states else max(1, math.ceil(_MARGIN * tokens / rows.computed(passes)))
-        alone = [self._compared(forward.rows_alone(rows.tokens(row))) for row in range(len(rows.leaves))]
+        alone = [self._compared(forward.hidden_alone(rows.tokens(row))) for row in range(len(rows.leaves))]
         gaps = torch.zeros(len(rows.tree.tokens))
         for part in passes:
             nodes, places = rows.places(part)
@@ -102,8 +102,8 @@ class RowCheck(SharingCheck):
     def _rounding(self, forward: Forward, length: int) -> torch.Tensor:
         tokens = self._tokens(length, seed=0)
         cut = length * 3 // 4
-        whole = self._compared(forward.rows_alone(tokens))
-        return state_gaps(self._compared(forward.rows_alone(tokens[:cut])), whole[:cut])
+        whole = self._compared(forward.hidden_alone(tokens))
+        return state_gaps(self._compared(forward.hidden_alone(tokens[:cut])), whole[:cut])
 
     def _sequences(self, length: int, with_states: bool, tokens: int, seed: int) -> tuple[list[Ints], int]:
         """Return random rows, and the length of their trunk; behind states, families of rows. Their order is fixed."""

@@ -51,7 +51,7 @@ expert."""
 NOISE = 2.0
 """Largest allowed distance of shared bf16 and fp16 states from float32's, in root mean squares of the model's own
 rounding."""
-HALF_TOLERANCE = 0.1
+_LOOKAHEAD_TOLERANCE = 0.1
 """Largest allowed change of states with later tokens, as a share of their norm, where only half precision can be run.
 Rounding gives 1 to 3 %; a token that attends to later ones has a different state."""
 _HEAD_TOLERANCE = 5e-3
@@ -128,7 +128,7 @@ class SharingCheck:
             if not self._half:
                 raise
             # Some modules read others' weights, and the widened embedding may not fit in memory
-            worst = systematic(partial(gaps, wide=False), HALF_TOLERANCE)
+            worst = systematic(partial(gaps, wide=False), _LOOKAHEAD_TOLERANCE)
         if worst is None:
             return ""
         what = "states" if by_states else "log-probabilities"
